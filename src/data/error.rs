@@ -1,0 +1,27 @@
+//! Why data could not be used; every variant names the file, table or column.
+
+use crate::{
+    pipeline::Faults,
+    remedy::{Remedied, Remedy},
+    storage::StorageError,
+};
+
+/// Why data could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// A file cannot be reached.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+    /// The pipeline file does not fit the data.
+    #[error(transparent)]
+    Faults(#[from] Faults),
+}
+
+impl Remedied for DataError {
+    fn remedy(&self) -> Remedy {
+        match self {
+            Self::Storage(error) => error.remedy(),
+            Self::Faults(error) => error.remedy(),
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! From files to counted f32 rows.
+//!
+//! ```text
+//!   files ──scan──▶ DataFusion tables ──prepare──▶ Dataset (Parquet, row groups known)
+//!                                                   │ features: fitted once over all rows
+//!                                                   │ partition: row ranges dealt by rule and seed
+//!                                                   ▼
+//!                                                  feed ──▶ one f32 batch per step and rank
+//! ```
+//!
+//! A data set's rows have a fixed order: files in their order, row groups in theirs. A row's
+//! place in it is its identity; partition, hold-out and shuffle are functions of that and the seed.
+
+mod error;
+mod features;
+mod feed;
+mod partition;
+mod prepare;
+mod read;
+mod scan;
+mod spark_hash;
+
+pub use error::DataError;
+pub use features::{FeatureLayout, FittedFeatures, fit};
+pub use feed::{Batch, EpochFeed, Feed, FeedPlan};
+pub use partition::{Partition, Partitions, Split, StepPlan, deal, is_held_out};
+pub use prepare::{DataFile, Dataset, Needs, RowGroup, prepare};
+pub use read::{Rows, all_splits, read};
+pub use scan::{Engine, Snapshot};
+pub use spark_hash::spark_hash_udf;

@@ -1,0 +1,30 @@
+//! Publishing a version: files first, by renaming their folder; the manifest last.
+
+use super::{EmbedError, Written, manifest::Manifest};
+use crate::{
+    ids::{Fingerprint, RunId},
+    pipeline::EmbeddingPlan,
+    storage::{Location, Storage},
+};
+
+/// Publishes what was written as the next version and gives its manifest. If this run has
+/// already committed a version of the table, that one is given back and nothing changes.
+pub async fn commit(
+    storage: &Storage,
+    store: &Location,
+    plan: &EmbeddingPlan,
+    pipeline: &str,
+    run_id: &RunId,
+    fingerprint: &Fingerprint,
+    written: Written,
+) -> Result<Manifest, EmbedError> {
+    let _ = (storage, store, plan, pipeline, run_id, fingerprint, written);
+    unimplemented!()
+}
+
+/// Removes versions beyond the newest `keep`, manifest first, and version folders that no
+/// manifest names (left by a killed commit).
+pub async fn prune(storage: &Storage, store: &Location, table: &str, keep: u32) -> Result<(), EmbedError> {
+    let _ = (storage, store, table, keep);
+    unimplemented!()
+}

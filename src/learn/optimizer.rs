@@ -1,0 +1,1 @@
+//! Update rules and step-size schedules over flat buffers.

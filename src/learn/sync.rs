@@ -1,0 +1,1 @@
+//! How gradients meet: synchronous all-reduce.

@@ -1,0 +1,62 @@
+//! Every bound of the system, each with its reason.
+
+use std::time::Duration;
+
+/// One storage call (open, list, rename, one ranged read): longer than a NameNode's pause for
+/// garbage collection, shorter than an operator's patience.
+pub const STORAGE_CALL: Duration = Duration::from_secs(30);
+
+/// How often a storage call that may succeed later is tried in all.
+pub const STORAGE_ATTEMPTS: u32 = 3;
+
+/// The first wait between two tries; it doubles each time.
+pub const STORAGE_BACKOFF: Duration = Duration::from_millis(200);
+
+/// How often a live run renews its lease.
+pub const LEASE_RENEWAL: Duration = Duration::from_secs(2);
+
+/// How long a lease must stand still before another start may take the run over: a few
+/// renewals, so that one slow write does not cost a live run its lease.
+pub const LEASE_EXPIRY: Duration = Duration::from_secs(10);
+
+/// How long an exchange between ranks may take before the late rank is named: the slowest
+/// honest step (a wide model on a busy CPU, a cold read of a row group) takes seconds.
+pub const COLLECTIVE: Duration = Duration::from_secs(300);
+
+/// From SIGTERM to the end of the process, checkpoint included; schedulers send SIGKILL
+/// 30 seconds after SIGTERM.
+pub const SHUTDOWN: Duration = Duration::from_secs(20);
+
+/// Between two heartbeat events of a run.
+pub const HEARTBEAT: Duration = Duration::from_secs(10);
+
+/// Batches that the feed assembles ahead of one rank: enough to hide one read.
+pub const PREFETCH_BATCHES: usize = 4;
+
+/// Partitions of a data set unless the file says otherwise: as many as the executors that
+/// one machine usually has, so that up to this number they all share the work.
+pub const PARTITIONS: u32 = 8;
+
+/// Partitions at most: each one holds a buffer.
+pub const MAX_PARTITIONS: u32 = 4096;
+
+/// Features of one model at most: the first weight matrix is this wide.
+pub const MAX_FEATURES: usize = 1 << 20;
+
+/// Pipeline file at most: larger is surely another file.
+pub const PIPELINE_FILE_BYTES: u64 = 4 << 20;
+
+/// Rows of one Arrow batch on its way through scan and encode.
+pub const BATCH_ROWS: usize = 8192;
+
+/// Rows of one row group that we write: small enough that several fit a small budget.
+pub const ROW_GROUP_ROWS: usize = 65_536;
+
+/// Memory of a run unless the file says otherwise.
+pub const MEMORY_BYTES: u64 = 2 << 30;
+
+/// The least memory a run can be given.
+pub const MIN_MEMORY_BYTES: u64 = 64 << 20;
+
+/// Faults of one pipeline file that are printed at most.
+pub const FAULTS_SHOWN: usize = 50;

@@ -1,0 +1,3 @@
+//! The `emberflow` binary.
+
+fn main() {}

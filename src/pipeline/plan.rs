@@ -1,0 +1,219 @@
+//! What is true of a pipeline file: every name resolved, every number in range, the stages in
+//! an order in which each finds its inputs done. Later stages check nothing of this again.
+
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+use super::{
+    document::Origin,
+    faults::Faults,
+    spec::{
+        Activation, CsvSpec, DeviceKind, EarlyStopping, FileFormat, Keep, Loss, Missing, PartitionBy, Scale, Schedule,
+        VectorEncoding,
+    },
+};
+use crate::storage::Location;
+
+/// A checked pipeline file.
+#[derive(Clone, Debug)]
+pub struct PipelinePlan {
+    /// The pipeline's name.
+    pub name: String,
+    /// SHA-256 (hex) of the file's meaning, parameters filled in; `run.executors` is left out,
+    /// for the result does not depend on it.
+    pub spec_hash: String,
+    /// The parameters' values as text.
+    pub params: BTreeMap<String, String>,
+    /// Folder of embeddings, models and run records.
+    pub store: Location,
+    /// How the file is executed.
+    pub run: RunPlan,
+    /// All sources.
+    pub sources: Vec<SourcePlan>,
+    /// All transforms, each after its inputs.
+    pub transforms: Vec<TransformPlan>,
+    /// All models.
+    pub models: Vec<ModelPlan>,
+    /// All embedding tables.
+    pub embeddings: Vec<EmbeddingPlan>,
+    /// The file itself, so that a fault found later still points into it.
+    pub origin: Arc<Origin>,
+}
+
+impl PipelinePlan {
+    /// Reads and checks a file; `overrides` are the `--param` pairs, `working_dir` is what
+    /// relative overrides of type `path` count from. Reads the file and the SQL files that it
+    /// names, nothing else. Gives back all faults together.
+    pub fn read(file: &Path, overrides: &[(String, String)], working_dir: &Path) -> Result<Self, Faults> {
+        let _ = (file, overrides, working_dir);
+        unimplemented!()
+    }
+
+    /// The source of that name.
+    pub fn source(&self, name: &str) -> Option<&SourcePlan> {
+        self.sources.iter().find(|source| source.name == name)
+    }
+
+    /// The model of that name.
+    pub fn model(&self, name: &str) -> Option<&ModelPlan> {
+        self.models.iter().find(|model| model.name == name)
+    }
+}
+
+/// How the file is executed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunPlan {
+    /// Executors, at least 1.
+    pub executors: u32,
+    /// Where tensors live.
+    pub device: DeviceKind,
+    /// Memory for data in flight, at least `limits::MIN_MEMORY_BYTES`.
+    pub memory_bytes: u64,
+    /// Seed of everything random.
+    pub seed: u64,
+}
+
+/// Rows to read.
+#[derive(Clone, Debug)]
+pub struct SourcePlan {
+    /// Table name.
+    pub name: String,
+    /// File, folder or glob.
+    pub location: Location,
+    /// Format, if the file says so.
+    pub format: Option<FileFormat>,
+    /// Declared columns: name and SQL type, checked to parse.
+    pub columns: BTreeMap<String, String>,
+    /// How CSV is read.
+    pub csv: CsvSpec,
+}
+
+/// A query whose result is a table.
+#[derive(Clone, Debug)]
+pub struct TransformPlan {
+    /// Table name.
+    pub name: String,
+    /// The query: one SELECT.
+    pub sql: String,
+    /// Sources and transforms that it reads.
+    pub inputs: Vec<String>,
+}
+
+/// An autoencoder to train.
+#[derive(Clone, Debug)]
+pub struct ModelPlan {
+    /// Model name.
+    pub name: String,
+    /// The source or transform to learn from.
+    pub from: String,
+    /// Feature columns in order, patterns not yet resolved.
+    pub features: Vec<FeaturePlan>,
+    /// How rows are dealt.
+    pub partition: PartitionPlan,
+    /// The network's shape, but for its input width.
+    pub net: NetPlan,
+    /// The training.
+    pub train: TrainPlan,
+}
+
+/// One entry of `features:`.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct FeaturePlan {
+    /// Column names or patterns with `*`, at least one.
+    pub columns: Vec<String>,
+    /// Scaling.
+    pub scale: Scale,
+    /// What happens to NULL and NaN.
+    pub missing: Missing,
+    /// Whether an indicator feature is added.
+    pub indicator: bool,
+}
+
+/// How rows are dealt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PartitionPlan {
+    /// The rule.
+    pub by: PartitionBy,
+    /// Columns to hash; empty unless `by` is hash.
+    pub columns: Vec<String>,
+    /// Number of partitions, at least 1: as written, else the larger of
+    /// `limits::PARTITIONS` and the number of executors.
+    pub count: u32,
+}
+
+/// The network's shape, but for its input width.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct NetPlan {
+    /// Widths of the encoder's hidden layers.
+    pub hidden: Vec<usize>,
+    /// Width of the embedding.
+    pub latent: usize,
+    /// Of the hidden layers.
+    pub activation: Activation,
+    /// Of the embedding.
+    pub latent_activation: Activation,
+    /// Of the reconstruction.
+    pub output_activation: Activation,
+    /// Whether the decoder uses the encoder's weights, transposed.
+    pub tied_weights: bool,
+}
+
+/// The training, all defaults filled in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainPlan {
+    /// Passes over the rows, at least 1.
+    pub epochs: u32,
+    /// Rows of one step over all executors, at least 1.
+    pub batch: usize,
+    /// What is minimised.
+    pub loss: Loss,
+    /// The update rule.
+    pub optimizer: Optimizer,
+    /// Step size, above 0.
+    pub learning_rate: f64,
+    /// Weight decay.
+    pub weight_decay: f64,
+    /// How the step size changes.
+    pub schedule: Schedule,
+    /// Largest L2 norm of the gradient.
+    pub clip_norm: Option<f64>,
+    /// Fraction of the rows held out, 0 to 0.9.
+    pub validation: f64,
+    /// When training ends early.
+    pub early_stopping: Option<EarlyStopping>,
+    /// Which weights are kept.
+    pub keep: Keep,
+    /// Steps between two checkpoints besides the one after each epoch.
+    pub checkpoint_steps: Option<u64>,
+}
+
+/// The update rule with its constants.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Optimizer {
+    /// Stochastic gradient descent.
+    Sgd { momentum: f64 },
+    /// Adam; weight decay is added to the gradient.
+    Adam { betas: [f64; 2], epsilon: f64 },
+    /// Adam; weight decay is decoupled.
+    Adamw { betas: [f64; 2], epsilon: f64 },
+}
+
+/// An embedding table to write.
+#[derive(Clone, Debug)]
+pub struct EmbeddingPlan {
+    /// Table name.
+    pub name: String,
+    /// The model whose encoder is used.
+    pub model: String,
+    /// The source or transform whose rows are embedded.
+    pub from: String,
+    /// Key columns, written first.
+    pub key: Vec<String>,
+    /// Further columns to carry along.
+    pub columns: Vec<String>,
+    /// Whether each row's reconstruction error is written.
+    pub reconstruction_error: bool,
+    /// How the vector is encoded.
+    pub encoding: VectorEncoding,
+    /// Committed versions that are kept, at least 1.
+    pub keep_versions: u32,
+}

@@ -1,0 +1,42 @@
+//! What the reader of an error can do about it.
+//!
+//! Every error type of the crate answers [`Remedied::remedy`]; the command line turns the
+//! answer into an exit code (`cli/exit.rs`) and events into `retryable`.
+
+/// The one thing that would make the failed command succeed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// The command line is wrong.
+    FixCommand,
+    /// The pipeline file or a site setting is wrong.
+    FixFile,
+    /// The input rows or files are wrong.
+    FixData,
+    /// The output cannot be created: no space, read-only, quota.
+    FixTarget,
+    /// The caller may not read or write there.
+    AskPermission,
+    /// A service is away or busy; the same command may succeed later.
+    TryAgain,
+    /// Reading or writing failed for a reason that a retry may not mend.
+    CheckStorage,
+    /// There was nothing to do, and the caller asked to be told so.
+    NothingToDo,
+    /// The run was told to stop and did.
+    Interrupted,
+    /// The fault is ours.
+    ReportBug,
+}
+
+impl Remedy {
+    /// Whether the same command, unchanged, may succeed later.
+    pub fn retryable(self) -> bool {
+        matches!(self, Self::TryAgain | Self::Interrupted)
+    }
+}
+
+/// Implemented by every error type of the crate.
+pub trait Remedied: std::error::Error {
+    /// What the reader can do.
+    fn remedy(&self) -> Remedy;
+}

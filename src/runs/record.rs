@@ -1,0 +1,215 @@
+//! The record of one run.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    ids::{Attempt, Fingerprint, RunId, Version},
+    storage::{Location, Storage, StorageError},
+    telemetry::Ledger,
+};
+
+/// What one run was asked and what came of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RunRecord {
+    /// Version of this format; 1.
+    pub format: u32,
+    /// The run.
+    pub run_id: RunId,
+    /// The pipeline's name.
+    pub pipeline: String,
+    /// The pipeline file's path, as the user wrote it.
+    pub file: String,
+    /// `PipelinePlan::spec_hash`.
+    pub spec_hash: String,
+    /// Parameter values.
+    pub params: BTreeMap<String, String>,
+    /// Emberflow's version.
+    pub code_version: String,
+    /// Where the latest attempt ran.
+    pub host: String,
+    /// The latest attempt.
+    pub attempt: Attempt,
+    /// How far it is.
+    pub status: RunStatus,
+    /// Start of the first attempt, milliseconds since 1970 UTC.
+    pub started_ms: i64,
+    /// End, milliseconds since 1970 UTC.
+    pub ended_ms: Option<i64>,
+    /// Executors of the latest attempt.
+    pub executors: u32,
+    /// `cpu`, `wgpu` or `cuda`.
+    pub device: String,
+    /// Seed of everything random.
+    pub seed: u64,
+    /// Sources by table name.
+    pub sources: BTreeMap<String, SourceRecord>,
+    /// Models, as far as trained.
+    pub models: Vec<ModelRecord>,
+    /// Embedding tables, as far as committed.
+    pub embeddings: Vec<EmbeddingRecord>,
+    /// Where the rows went.
+    pub ledgers: Vec<Ledger>,
+    /// Measured figures by name, unit last: `train_s`, `train_rows_per_s`, `feed_wait_s`...
+    pub metrics: BTreeMap<String, f64>,
+    /// Why it failed.
+    pub error: Option<ErrorRecord>,
+}
+
+/// How far a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RunStatus {
+    /// At work, or killed.
+    Running,
+    /// Done, outputs committed.
+    Succeeded,
+    /// Ended with an error.
+    Failed,
+    /// Stopped by a signal; the same command resumes it.
+    Interrupted,
+    /// There was no input, and `--empty skip` was given.
+    Skipped,
+}
+
+/// A source as a run read it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SourceRecord {
+    /// File, folder or glob.
+    pub location: Location,
+    /// `parquet`, `csv` or `arrow`.
+    pub format: String,
+    /// Files.
+    pub files: u64,
+    /// Their bytes.
+    pub size_bytes: u64,
+}
+
+/// A trained model.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ModelRecord {
+    /// Its name.
+    pub name: String,
+    /// Its fingerprint.
+    pub fingerprint: Fingerprint,
+    /// Its folder.
+    pub location: Location,
+    /// Trainable numbers.
+    pub parameters: u64,
+    /// Features of a row.
+    pub features: u64,
+    /// Width of the embedding.
+    pub latent: u64,
+    /// Training rows of each partition.
+    pub partition_rows: Vec<u64>,
+    /// One entry per epoch.
+    pub epochs: Vec<EpochRecord>,
+}
+
+/// One epoch of training.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EpochRecord {
+    /// From 1.
+    pub epoch: u32,
+    /// Mean over rows and features.
+    pub loss: f64,
+    /// The same over the held-out rows.
+    pub held_out_loss: Option<f64>,
+    /// Step size at the epoch's end.
+    pub learning_rate: f64,
+    /// Rows trained on.
+    pub rows: u64,
+    /// Seconds.
+    pub elapsed_s: f64,
+}
+
+/// A committed embedding table.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct EmbeddingRecord {
+    /// Table name.
+    pub table: String,
+    /// Its version.
+    pub version: Version,
+    /// Its rows.
+    pub rows: u64,
+    /// The version's folder.
+    pub location: Location,
+    /// The model's fingerprint.
+    pub fingerprint: Fingerprint,
+}
+
+/// Why a run failed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ErrorRecord {
+    /// The message, causes included.
+    pub message: String,
+    /// The exit code.
+    pub exit_code: u8,
+    /// Whether the same command may succeed later.
+    pub retryable: bool,
+}
+
+/// `<store>/_runs/<run-id>`.
+pub fn run_folder(store: &Location, run_id: &RunId) -> Location {
+    store.join(&format!("_runs/{run_id}"))
+}
+
+/// The record of a run, if there is one.
+pub async fn read_run(storage: &Storage, store: &Location, run_id: &RunId) -> Result<Option<RunRecord>, RunsError> {
+    let location = run_folder(store, run_id).join("record.json");
+    match storage.read(&location).await {
+        Ok(bytes) => {
+            serde_json::from_slice(&bytes).map(Some).map_err(|source| RunsError::Unreadable { location, source })
+        }
+        Err(StorageError::NotFound(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Writes the record, whole.
+pub async fn write_run(storage: &Storage, store: &Location, record: &RunRecord) -> Result<(), RunsError> {
+    let location = run_folder(store, &record.run_id).join("record.json");
+    let bytes = serde_json::to_vec_pretty(record)
+        .map_err(|source| RunsError::Unreadable { location: location.clone(), source })?;
+    Ok(storage.replace(&location, bytes.into()).await?)
+}
+
+/// All runs of a store, the latest start first.
+pub async fn list_runs(storage: &Storage, store: &Location) -> Result<Vec<RunRecord>, RunsError> {
+    let mut runs = Vec::new();
+    for name in storage.children(&store.join("_runs")).await? {
+        if let Some(run_id) = RunId::new(&name)
+            && let Some(run) = read_run(storage, store, &run_id).await?
+        {
+            runs.push(run);
+        }
+    }
+    runs.sort_by(|a, b| b.started_ms.cmp(&a.started_ms).then_with(|| a.run_id.cmp(&b.run_id)));
+    Ok(runs)
+}
+
+/// Why run records could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum RunsError {
+    /// The store failed.
+    #[error("the run records cannot be reached")]
+    Storage(#[from] StorageError),
+    /// A record is not what this version writes.
+    #[error("{location}: not a run record of this version of emberflow")]
+    Unreadable {
+        /// The file.
+        location: Location,
+        /// What the parser says.
+        source: serde_json::Error,
+    },
+}
+
+impl crate::remedy::Remedied for RunsError {
+    fn remedy(&self) -> crate::remedy::Remedy {
+        match self {
+            Self::Storage(error) => error.remedy(),
+            Self::Unreadable { .. } => crate::remedy::Remedy::CheckStorage,
+        }
+    }
+}

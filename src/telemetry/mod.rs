@@ -1,0 +1,14 @@
+//! What a run tells while it works: one stream of events, which JSON lines and progress
+//! printers both listen to.
+
+mod event;
+
+pub use event::{Event, Events, Ledger, Listener};
+
+/// The most memory this process has held so far (resident set), bytes; `None` where the
+/// system does not tell.
+pub fn peak_memory_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
+}

@@ -1,0 +1,13 @@
+//! The one integration-test binary; a module per room.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, missing_docs)]
+
+mod cli;
+mod data;
+mod embed;
+mod hdfs;
+mod learn;
+mod pipeline;
+mod query;
+mod run;
+mod storage;
