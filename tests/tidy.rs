@@ -86,8 +86,7 @@ fn room_of(file: &Path) -> Option<String> {
 
 /// Top-level modules named after `crate::`, in paths and in grouped imports.
 fn used_rooms(text: &str) -> BTreeSet<String> {
-    let code: String =
-        text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
+    let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
     let mut rooms = BTreeSet::new();
     for (at, _) in code.match_indices("crate::") {
         // `$crate::` and `other_crate::` are not ours.
