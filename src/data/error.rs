@@ -15,6 +15,21 @@ pub enum DataError {
     /// The pipeline file does not fit the data.
     #[error(transparent)]
     Faults(#[from] Faults),
+    /// DataFusion could not plan or run a query.
+    #[error("{table}: the query failed")]
+    Query {
+        /// The source or transform.
+        table: String,
+        /// What DataFusion says.
+        source: Box<datafusion::error::DataFusionError>,
+    },
+}
+
+impl DataError {
+    /// A query over `table` failed: a storage fault, bad data or an unplannable query.
+    pub fn query(table: &str, error: datafusion::error::DataFusionError) -> Self {
+        Self::Query { table: table.to_owned(), source: Box::new(error) }
+    }
 }
 
 impl Remedied for DataError {
@@ -22,6 +37,7 @@ impl Remedied for DataError {
         match self {
             Self::Storage(error) => error.remedy(),
             Self::Faults(error) => error.remedy(),
+            Self::Query { .. } => Remedy::FixData,
         }
     }
 }
