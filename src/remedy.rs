@@ -1,7 +1,7 @@
 //! What the reader of an error can do about it.
 //!
 //! Every error type of the crate answers [`Remedied::remedy`]; the command line turns the
-//! answer into an exit code (`cli/exit.rs`) and events into `retryable`.
+//! answer into its exit code and events into `retryable`.
 
 /// The one thing that would make the failed command succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,23 @@ pub enum Remedy {
 }
 
 impl Remedy {
+    /// The exit code of a command that ends so (sysexits; docs/exit-codes.md). An interrupted
+    /// command exits 143 on SIGTERM; the command line makes that 130 on SIGINT.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::FixCommand => 64,
+            Self::FixData => 65,
+            Self::ReportBug => 70,
+            Self::FixTarget => 73,
+            Self::CheckStorage => 74,
+            Self::TryAgain => 75,
+            Self::AskPermission => 77,
+            Self::FixFile => 78,
+            Self::NothingToDo => 99,
+            Self::Interrupted => 143,
+        }
+    }
+
     /// Whether the same command, unchanged, may succeed later.
     pub fn retryable(self) -> bool {
         matches!(self, Self::TryAgain | Self::Interrupted)

@@ -228,7 +228,7 @@ fn query_remedy(error: &DataFusionError) -> Remedy {
 
 impl DataError {
     /// An error of the query engine: ours where ours is at its root, so that the file is named.
-    pub(super) fn query(table: &str, error: DataFusionError) -> Self {
+    pub fn query(table: &str, error: DataFusionError) -> Self {
         match own(error) {
             Ok(own) => own,
             Err(error) => {

@@ -52,6 +52,11 @@ impl FittedFeatures {
         unimplemented!()
     }
 
+    /// The columns in which a missing value rejects the row.
+    pub fn reject_missing(&self) -> Vec<String> {
+        unimplemented!()
+    }
+
     /// The name of each feature: `price`, `pixels[17]`, `price is missing`.
     pub fn names(&self) -> Vec<String> {
         unimplemented!()

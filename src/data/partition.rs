@@ -30,7 +30,7 @@ pub struct Partition {
 }
 
 /// All partitions of a data set, by `PartitionId`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Partitions {
     /// One entry per partition; some may be empty.
     pub partitions: Vec<Partition>,

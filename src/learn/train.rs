@@ -1,6 +1,6 @@
 //! The training loop of one rank.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use super::{Checkpoint, Communicator, LearnError, Step};
 use crate::{
@@ -30,7 +30,7 @@ pub struct TrainJob<'a> {
 pub struct Control {
     /// Set: make a checkpoint after the current step and stop. Ranks vote on it, so all stop
     /// at the same step even if they see it at different times.
-    pub stop: AtomicBool,
+    pub stop: Arc<AtomicBool>,
 }
 
 /// What rank 0 tells while it trains; calls block the loop.

@@ -10,6 +10,8 @@ use crate::{
     telemetry::Ledger,
 };
 
+use super::RunsError;
+
 /// What one run was asked and what came of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RunRecord {
@@ -170,8 +172,7 @@ pub async fn read_run(storage: &Storage, store: &Location, run_id: &RunId) -> Re
 /// Writes the record, whole.
 pub async fn write_run(storage: &Storage, store: &Location, record: &RunRecord) -> Result<(), RunsError> {
     let location = run_folder(store, &record.run_id).join("record.json");
-    let bytes = serde_json::to_vec_pretty(record)
-        .map_err(|source| RunsError::Unreadable { location: location.clone(), source })?;
+    let bytes = serde_json::to_vec_pretty(record).map_err(RunsError::Encode)?;
     Ok(storage.replace(&location, bytes.into()).await?)
 }
 
@@ -187,29 +188,4 @@ pub async fn list_runs(storage: &Storage, store: &Location) -> Result<Vec<RunRec
     }
     runs.sort_by(|a, b| b.started_ms.cmp(&a.started_ms).then_with(|| a.run_id.cmp(&b.run_id)));
     Ok(runs)
-}
-
-/// Why run records could not be read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum RunsError {
-    /// The store failed.
-    #[error("the run records cannot be reached")]
-    Storage(#[from] StorageError),
-    /// A record is not what this version writes.
-    #[error("{location}: not a run record of this version of emberflow")]
-    Unreadable {
-        /// The file.
-        location: Location,
-        /// What the parser says.
-        source: serde_json::Error,
-    },
-}
-
-impl crate::remedy::Remedied for RunsError {
-    fn remedy(&self) -> crate::remedy::Remedy {
-        match self {
-            Self::Storage(error) => error.remedy(),
-            Self::Unreadable { .. } => crate::remedy::Remedy::CheckStorage,
-        }
-    }
 }

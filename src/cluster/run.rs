@@ -1,0 +1,384 @@
+//! One run: found finished, refused, resumed or begun; and brought to an end that is written
+//! down whatever happens.
+
+use std::{
+    collections::BTreeMap,
+    error::Error as _,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+use sha2::{Digest, Sha256};
+
+use super::{RunError, stages::Stages};
+use crate::{
+    data::Snapshot,
+    embed,
+    ids::{Attempt, RunId},
+    learn, limits,
+    pipeline::{PipelinePlan, spec::FileFormat},
+    remedy::Remedied,
+    runs::{self, ErrorRecord, Lease, RunRecord, RunStatus, RunsError, SourceRecord},
+    storage::{Location, Storage, StorageError},
+    telemetry::{self, Event, Events},
+};
+
+/// How this start of a run differs from what the file says.
+#[derive(Clone, Debug, Default)]
+pub struct RunOptions {
+    /// The run's name; by default made from the file's meaning and its input, so that the same
+    /// command over the same input is the same run.
+    pub run_id: Option<RunId>,
+    /// Executors instead of those of the file.
+    pub executors: Option<u32>,
+    /// What happens if there are no rows.
+    pub empty: EmptyInput,
+    /// Forget what an earlier attempt left, and begin anew.
+    pub fresh: bool,
+}
+
+/// What happens if there are no rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EmptyInput {
+    /// The run fails.
+    #[default]
+    Error,
+    /// The run ends as skipped.
+    Skip,
+    /// The run ends as succeeded, without a result.
+    Ok,
+}
+
+/// How a run ended that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It did its work.
+    Succeeded,
+    /// It was finished before; nothing was done.
+    Unchanged,
+    /// There were no rows.
+    Skipped,
+}
+
+impl Outcome {
+    /// As events and results name it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Succeeded => "succeeded",
+            Self::Unchanged => "unchanged",
+            Self::Skipped => "skipped",
+        }
+    }
+}
+
+/// What a run came to.
+#[derive(Clone, Debug)]
+pub struct RunOutcome {
+    /// How it ended.
+    pub status: Outcome,
+    /// Its record.
+    pub record: RunRecord,
+}
+
+/// A run that is about to be executed.
+#[derive(Debug)]
+pub struct Run<'a> {
+    storage: &'a Storage,
+    plan: &'a PipelinePlan,
+    options: RunOptions,
+    run_id: RunId,
+    snapshot: Snapshot,
+}
+
+impl<'a> Run<'a> {
+    /// Lists the input and names the run. Nothing is written.
+    pub async fn open(storage: &'a Storage, plan: &'a PipelinePlan, options: RunOptions) -> Result<Self, RunError> {
+        learn::check_device(plan.run.device, options.executors.unwrap_or(plan.run.executors))?;
+        let snapshot = Snapshot::take(storage, plan).await?;
+        let run_id = match &options.run_id {
+            Some(run_id) => run_id.clone(),
+            None => derived_run_id(plan, &snapshot)?,
+        };
+        Ok(Self { storage, plan, options, run_id, snapshot })
+    }
+
+    /// The run's name.
+    pub fn id(&self) -> &RunId {
+        &self.run_id
+    }
+
+    /// Does what is left to do. Once `stop` is set it makes a checkpoint and fails with
+    /// `Interrupted`.
+    pub async fn execute(self, events: &Events, stop: Arc<AtomicBool>) -> Result<RunOutcome, RunError> {
+        let started = Instant::now();
+        let store = &self.plan.store;
+        let known = runs::read_run(self.storage, store, &self.run_id).await?.filter(|_| !self.options.fresh);
+        if let Some(record) = &known {
+            if record.spec_hash != self.plan.spec_hash {
+                return Err(RunError::OtherPipeline { run_id: self.run_id });
+            }
+            if record.status == RunStatus::Succeeded {
+                finished(events, "unchanged", started);
+                return Ok(RunOutcome { status: Outcome::Unchanged, record: record.clone() });
+            }
+        }
+        self.storage.check_writable(store).await?;
+        for embedding in &self.plan.embeddings {
+            embed::check_target(self.storage, store, &embedding.name, &self.plan.name).await?;
+        }
+        let folder = runs::run_folder(store, &self.run_id);
+        let lease = Arc::new(Lease::acquire(self.storage, &folder).await?);
+        let mut record = self.begin(known, lease.attempt(), &folder).await?;
+        events.emit(&Event::RunStarted {
+            pipeline: self.plan.name.clone(),
+            attempt: lease.attempt().0,
+            resumed: lease.attempt().0 > 1,
+            executors: record.executors,
+            device: record.device.clone(),
+        });
+        let heartbeat = tokio::spawn(heartbeat(events.clone(), started));
+        let result = self.attempt(&folder, &lease, &mut record, events, stop).await;
+        heartbeat.abort();
+        let result = self.end(&folder, &lease, record, result, events, started).await;
+        if let Some(lease) = Arc::into_inner(lease) {
+            lease.release().await?;
+        }
+        result
+    }
+
+    /// The record of this attempt: what an earlier one got done stays.
+    async fn begin(
+        &self,
+        known: Option<RunRecord>,
+        attempt: Attempt,
+        folder: &Location,
+    ) -> Result<RunRecord, RunError> {
+        if self.options.fresh {
+            self.storage.remove(&folder.join("work")).await?;
+            self.storage.remove(&folder.join("snapshot.json")).await?;
+        }
+        let mut record = known.unwrap_or_else(|| RunRecord {
+            format: 1,
+            run_id: self.run_id.clone(),
+            pipeline: self.plan.name.clone(),
+            file: self.plan.origin.file().to_owned(),
+            spec_hash: self.plan.spec_hash.clone(),
+            params: self.plan.params.clone(),
+            code_version: String::new(),
+            host: String::new(),
+            attempt,
+            status: RunStatus::Running,
+            started_ms: now_ms(),
+            ended_ms: None,
+            executors: 0,
+            device: String::new(),
+            seed: self.plan.run.seed,
+            sources: BTreeMap::new(),
+            models: Vec::new(),
+            embeddings: Vec::new(),
+            ledgers: Vec::new(),
+            metrics: BTreeMap::new(),
+            error: None,
+        });
+        env!("CARGO_PKG_VERSION").clone_into(&mut record.code_version);
+        record.host = runs::host_name();
+        record.attempt = attempt;
+        record.status = RunStatus::Running;
+        record.ended_ms = None;
+        record.error = None;
+        record.executors = self.options.executors.unwrap_or(self.plan.run.executors);
+        record.device = format!("{:?}", self.plan.run.device).to_lowercase();
+        record.sources = self.sources();
+        runs::write_run(self.storage, &self.plan.store, &record).await?;
+        Ok(record)
+    }
+
+    fn sources(&self) -> BTreeMap<String, SourceRecord> {
+        let record = |(name, files): (&String, &Vec<crate::storage::FileEntry>)| {
+            let source = self.plan.source(name)?;
+            let format = match source.format.or_else(|| files.first().and_then(|file| format_of(&file.location))) {
+                Some(FileFormat::Csv) => "csv",
+                Some(FileFormat::Arrow) => "arrow",
+                Some(FileFormat::Parquet) | None => "parquet",
+            };
+            let record = SourceRecord {
+                location: source.location.clone(),
+                format: format.to_owned(),
+                files: files.len() as u64,
+                size_bytes: files.iter().map(|file| file.size_bytes).sum(),
+            };
+            Some((name.clone(), record))
+        };
+        self.snapshot.sources.iter().filter_map(record).collect()
+    }
+
+    async fn attempt(
+        &self,
+        folder: &Location,
+        lease: &Arc<Lease>,
+        record: &mut RunRecord,
+        events: &Events,
+        stop: Arc<AtomicBool>,
+    ) -> Result<Outcome, RunError> {
+        let snapshot = self.recorded_snapshot(folder).await?;
+        let mut stages = Stages {
+            storage: self.storage,
+            plan: self.plan,
+            snapshot: &snapshot,
+            work: folder.join("work"),
+            lease,
+            record,
+            events,
+            stop,
+        };
+        match stages.run().await {
+            Err(RunError::Empty { .. }) if self.options.empty == EmptyInput::Skip => Ok(Outcome::Skipped),
+            Err(RunError::Empty { table }) if self.options.empty == EmptyInput::Ok => {
+                let message = format!("{table} has no rows; the run ends without a result");
+                events.emit(&Event::Warning { message });
+                Ok(Outcome::Succeeded)
+            }
+            Err(error) => Err(error),
+            Ok(()) => Ok(Outcome::Succeeded),
+        }
+    }
+
+    /// The input as the first attempt found it; later attempts work on the same files or fail
+    /// with the name of the one that changed.
+    async fn recorded_snapshot(&self, folder: &Location) -> Result<Snapshot, RunError> {
+        let location = folder.join("snapshot.json");
+        let content = serde_json::to_vec(&self.snapshot).map_err(RunsError::Encode)?;
+        match self.storage.create(&location, content.into()).await {
+            Ok(()) => return Ok(self.snapshot.clone()),
+            Err(StorageError::AlreadyExists(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let bytes = self.storage.read(&location).await?;
+        let snapshot: Snapshot =
+            serde_json::from_slice(&bytes).map_err(|source| RunsError::Unreadable { location, source })?;
+        snapshot.verify(self.storage).await?;
+        Ok(snapshot)
+    }
+
+    /// Writes down how the attempt ended, and clears what it no longer needs.
+    async fn end(
+        &self,
+        folder: &Location,
+        lease: &Lease,
+        mut record: RunRecord,
+        result: Result<Outcome, RunError>,
+        events: &Events,
+        started: Instant,
+    ) -> Result<RunOutcome, RunError> {
+        record.status = match &result {
+            Ok(Outcome::Skipped) => RunStatus::Skipped,
+            Ok(_) => RunStatus::Succeeded,
+            Err(error) if error.remedy() == crate::remedy::Remedy::Interrupted => RunStatus::Interrupted,
+            Err(_) => RunStatus::Failed,
+        };
+        record.ended_ms = Some(now_ms());
+        *record.metrics.entry("elapsed_s".to_owned()).or_default() += started.elapsed().as_secs_f64();
+        if let Some(peak) = telemetry::peak_memory_bytes() {
+            record.metrics.insert("peak_memory_bytes".to_owned(), peak as f64);
+        }
+        record.error = result.as_ref().err().map(error_record);
+        // A fenced attempt no longer owns the record.
+        let written = match lease.check().await {
+            Ok(()) => runs::write_run(self.storage, &self.plan.store, &record).await,
+            Err(error) => Err(error),
+        };
+        if matches!(result, Ok(Outcome::Skipped) | Err(RunError::Empty { .. })) {
+            // Rows may come later; the same run then looks again.
+            self.storage.remove(&folder.join("snapshot.json")).await?;
+        }
+        match result {
+            Ok(status) => {
+                written?;
+                self.storage.remove(&folder.join("work")).await?;
+                finished(events, status.as_str(), started);
+                Ok(RunOutcome { status, record })
+            }
+            Err(error) => {
+                if let Some(ErrorRecord { message, exit_code, retryable }) = record.error {
+                    events.emit(&Event::Error { message, exit_code, retryable });
+                }
+                let status = if record.status == RunStatus::Interrupted { "interrupted" } else { "failed" };
+                finished(events, status, started);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// The run that the same file, parameters and input always are.
+fn derived_run_id(plan: &PipelinePlan, snapshot: &Snapshot) -> Result<RunId, RunError> {
+    let mut hash = Sha256::new();
+    hash.update(plan.spec_hash.as_bytes());
+    hash.update(serde_json::to_vec(snapshot).map_err(RunsError::Encode)?);
+    let digest = hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect::<String>();
+    let text = format!("{}-{digest}", plan.name);
+    RunId::new(&text).ok_or(RunError::Thread(format!("{text} is no run ID").into()))
+}
+
+fn format_of(location: &Location) -> Option<FileFormat> {
+    let name = location.name();
+    if name.contains(".csv") {
+        Some(FileFormat::Csv)
+    } else if [".arrow", ".ipc", ".feather"].iter().any(|extension| name.ends_with(extension)) {
+        Some(FileFormat::Arrow)
+    } else {
+        None
+    }
+}
+
+/// The whole chain in one line, as a scheduler shows it.
+fn error_record(error: &RunError) -> ErrorRecord {
+    let mut message = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        if !message.ends_with(&text) {
+            message = format!("{message}: {text}");
+        }
+        cause = error.source();
+    }
+    let remedy = error.remedy();
+    ErrorRecord { message, exit_code: remedy.exit_code(), retryable: remedy.retryable() }
+}
+
+async fn heartbeat(events: Events, started: Instant) {
+    loop {
+        tokio::time::sleep(limits::HEARTBEAT).await;
+        events.emit(&Event::Heartbeat {
+            elapsed_s: started.elapsed().as_secs_f64(),
+            peak_memory_bytes: telemetry::peak_memory_bytes(),
+        });
+    }
+}
+
+fn finished(events: &Events, status: &str, started: Instant) {
+    events.emit(&Event::RunFinished { status: status.to_owned(), elapsed_s: started.elapsed().as_secs_f64() });
+}
+
+fn now_ms() -> i64 {
+    chrono::Utc::now().timestamp_millis()
+}
+
+/// Waits for `work`, but no longer than until `stop` is set.
+pub(super) async fn until_stopped<T, E: Into<RunError>>(
+    stop: &AtomicBool,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, RunError> {
+    let stopped = async {
+        while !stop.load(Ordering::Relaxed) {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    };
+    tokio::select! {
+        result = work => result.map_err(Into::into),
+        () = stopped => Err(RunError::Interrupted),
+    }
+}

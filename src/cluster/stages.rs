@@ -1,0 +1,325 @@
+//! The stages of a run, in order; each writes down what it finished, so that a later attempt
+//! goes on after it.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::AtomicBool},
+    time::Instant,
+};
+
+use sha2::{Digest, Sha256};
+
+use super::{
+    RunError,
+    fleet::{self, Fleet},
+    run::until_stopped,
+};
+use crate::{
+    data::{self, Dataset, Engine, FeatureLayout, FittedFeatures, Needs, Partitions, Snapshot},
+    embed::{self, EmbedJob},
+    learn::{self, LearnError, Model, NetShape, Step, Trained},
+    pipeline::{EmbeddingPlan, ModelPlan, PipelinePlan, spec::PartitionBy},
+    runs::{self, EmbeddingRecord, EpochRecord, Lease, ModelRecord, RunRecord, RunsError},
+    storage::{Location, Storage, StorageError},
+    telemetry::{Event, Events, Ledger},
+};
+
+/// One attempt at a run, at work.
+pub(super) struct Stages<'a> {
+    pub storage: &'a Storage,
+    pub plan: &'a PipelinePlan,
+    pub snapshot: &'a Snapshot,
+    /// Folder of checkpoints and staged rows.
+    pub work: Location,
+    pub lease: &'a Arc<Lease>,
+    pub record: &'a mut RunRecord,
+    pub events: &'a Events,
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Stages<'_> {
+    /// Trains every model and writes every embedding table that is not there yet.
+    pub async fn run(&mut self) -> Result<(), RunError> {
+        if let Some(table) = self.empty_source() {
+            return Err(RunError::Empty { table });
+        }
+        let stop = Arc::clone(&self.stop);
+        let engine = until_stopped(&stop, Engine::open(self.storage, self.plan, self.snapshot)).await?;
+        for model_plan in &self.plan.models {
+            let dataset = self.dataset(&engine, model_plan).await?;
+            let model = Arc::new(self.model(&engine, model_plan, &dataset).await?);
+            for embedding in self.plan.embeddings.iter().filter(|embedding| embedding.model == model_plan.name) {
+                self.embedding(&engine, embedding, model_plan, &model, &dataset).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn empty_source(&self) -> Option<String> {
+        let empty = |(_, files): &(&String, &Vec<_>)| files.is_empty();
+        self.snapshot.sources.iter().find(empty).map(|(name, _)| name.clone())
+    }
+
+    /// The rows of a model, with all columns that its embedding tables over the same rows need.
+    async fn dataset(&self, engine: &Engine, model: &ModelPlan) -> Result<Arc<Dataset>, RunError> {
+        let schema = engine.schema(&model.from).await?;
+        let layout = FeatureLayout::resolve(model, &schema, &self.plan.origin)?;
+        let carried = (self.plan.embeddings.iter())
+            .filter(|embedding| embedding.model == model.name && embedding.from == model.from)
+            .flat_map(|embedding| embedding.key.iter().chain(&embedding.columns));
+        let hashed = (model.partition.by == PartitionBy::Hash).then(|| model.partition.clone());
+        let hash_columns = hashed.iter().flat_map(|plan| &plan.columns);
+        let needs = Needs {
+            columns: unique(carried.chain(hash_columns).cloned().chain(layout.columns())),
+            reject_missing: layout.reject_missing(),
+            hash: hashed,
+        };
+        self.prepare(engine, &model.from, &needs, &model.name).await
+    }
+
+    async fn prepare(&self, engine: &Engine, table: &str, needs: &Needs, name: &str) -> Result<Arc<Dataset>, RunError> {
+        let started = self.start("prepare", table, None, "rows");
+        let staging = self.work.join(&format!("data/{name}"));
+        let work = data::prepare(self.storage, self.plan, engine, table, needs, &staging);
+        let dataset = until_stopped(&self.stop, work).await?;
+        self.finish("prepare", table, started);
+        if dataset.rows() == 0 {
+            return Err(RunError::Empty { table: table.to_owned() });
+        }
+        Ok(Arc::new(dataset))
+    }
+
+    /// The trained model: as an earlier attempt left it, or fitted and trained now.
+    async fn model(&mut self, engine: &Engine, plan: &ModelPlan, dataset: &Arc<Dataset>) -> Result<Model, RunError> {
+        if let Some(done) = self.record.models.iter().find(|model| model.name == plan.name) {
+            return Ok(Model::load(self.storage, &done.location).await?);
+        }
+        let features = Arc::new(self.fit(engine, plan, dataset).await?);
+        let partitions = data::deal(dataset, &plan.partition, plan.train.validation, self.plan.run.seed);
+        let partitions = Arc::new(partitions);
+        let shape = NetShape { features: features.width(), net: plan.net.clone() };
+        let started = self.start("train", &plan.name, Some(u64::from(plan.train.epochs)), "epochs");
+        let trained = fleet::train(Fleet {
+            storage: self.storage.clone(),
+            plan: plan.clone(),
+            run: self.plan.run.clone(),
+            executors: self.record.executors,
+            shape: shape.clone(),
+            dataset: Arc::clone(dataset),
+            features: Arc::clone(&features),
+            partitions: Arc::clone(&partitions),
+            identity: self.identity(plan)?,
+            checkpoint: self.work.join(&format!("checkpoint-{}.safetensors", plan.name)),
+            lease: Arc::clone(self.lease),
+            events: self.events.clone(),
+            stop: Arc::clone(&self.stop),
+        })
+        .await?;
+        self.finish("train", &plan.name, started);
+        let ledger = training_ledger(&plan.name, dataset, &partitions, &trained);
+        self.balance(ledger)?;
+        self.measure_training(&trained);
+        let model = Model {
+            name: plan.name.clone(),
+            shape,
+            loss: plan.train.loss,
+            features: Arc::unwrap_or_clone(features),
+            parameters: trained[0].parameters.clone(),
+        };
+        self.save(&model, &partitions, trained[0].history.clone()).await?;
+        Ok(model)
+    }
+
+    async fn fit(&self, engine: &Engine, plan: &ModelPlan, dataset: &Arc<Dataset>) -> Result<FittedFeatures, RunError> {
+        let location = self.work.join(&format!("features-{}.json", plan.name));
+        match self.storage.read(&location).await {
+            Ok(bytes) => {
+                let features = serde_json::from_slice(&bytes);
+                return Ok(features.map_err(|source| RunsError::Unreadable { location, source })?);
+            }
+            Err(StorageError::NotFound(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let schema = engine.schema(&plan.from).await?;
+        let layout = FeatureLayout::resolve(plan, &schema, &self.plan.origin)?;
+        let started = self.start("fit", &plan.name, Some(dataset.rows()), "rows");
+        let progress = self.progress("fit", &plan.name);
+        let features = until_stopped(&self.stop, data::fit(self.storage, &layout, dataset, &progress)).await?;
+        self.finish("fit", &plan.name, started);
+        let bytes = serde_json::to_vec(&features).map_err(RunsError::Encode)?;
+        self.storage.replace(&location, bytes.into()).await?;
+        Ok(features)
+    }
+
+    /// Ties a checkpoint to the file, the input and the model that it belongs to.
+    fn identity(&self, plan: &ModelPlan) -> Result<String, RunError> {
+        let mut hash = Sha256::new();
+        hash.update(&self.plan.spec_hash);
+        hash.update(serde_json::to_vec(self.snapshot).map_err(RunsError::Encode)?);
+        hash.update(&plan.name);
+        Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    async fn save(&mut self, model: &Model, partitions: &Partitions, epochs: Vec<EpochRecord>) -> Result<(), RunError> {
+        self.lease.check().await?;
+        let location = model.save(self.storage, &self.plan.store).await?;
+        self.record.models.push(ModelRecord {
+            name: model.name.clone(),
+            fingerprint: model.fingerprint(),
+            location,
+            parameters: model.shape.parameters() as u64,
+            features: model.shape.features as u64,
+            latent: model.shape.net.latent as u64,
+            partition_rows: partitions.partitions.iter().map(|partition| partition.train_rows).collect(),
+            epochs,
+        });
+        self.write_record().await
+    }
+
+    /// The embedding table: as an earlier attempt committed it, or encoded and committed now.
+    async fn embedding(
+        &mut self,
+        engine: &Engine,
+        plan: &EmbeddingPlan,
+        model_plan: &ModelPlan,
+        model: &Arc<Model>,
+        trained_on: &Arc<Dataset>,
+    ) -> Result<(), RunError> {
+        if self.record.embeddings.iter().any(|done| done.table == plan.name) {
+            return Ok(());
+        }
+        let dataset = if plan.from == model_plan.from {
+            Arc::clone(trained_on)
+        } else {
+            let columns = unique(plan.key.iter().chain(&plan.columns).cloned().chain(model.features.columns()));
+            let reject_missing = model.features.reject_missing();
+            let needs = Needs { columns, reject_missing, hash: None };
+            self.prepare(engine, &plan.from, &needs, &plan.name).await?
+        };
+        let started = self.start("embed", &plan.name, Some(dataset.rows()), "rows");
+        let (device, seed) = (self.plan.run.device, self.plan.run.seed);
+        let replica = || -> Result<Box<dyn Step>, LearnError> {
+            let mut step = learn::burn_step(&model.shape, model.loss, device, 0, seed)?;
+            step.write_parameters(&model.parameters);
+            Ok(step)
+        };
+        let staging = self.work.join(&format!("embed/{}", plan.name));
+        let job = EmbedJob {
+            plan,
+            dataset: &dataset,
+            model,
+            replica: &replica,
+            executors: self.record.executors,
+            staging: &staging,
+        };
+        let written = embed::embed(self.storage, &job, &self.stop, &self.progress("embed", &plan.name)).await?;
+        let elapsed_s = self.finish("embed", &plan.name, started);
+        self.measure("embed_s", elapsed_s);
+        self.measure("embed_rows", written.rows as f64);
+        let ledger = Ledger {
+            name: plan.name.clone(),
+            input: dataset.rows() + dataset.rejected.values().sum::<u64>(),
+            embedded: written.rows,
+            rejected: dataset.rejected.clone(),
+            ..Ledger::default()
+        };
+        self.balance(ledger)?;
+        self.commit(plan, model, written).await
+    }
+
+    async fn commit(&mut self, plan: &EmbeddingPlan, model: &Model, written: embed::Written) -> Result<(), RunError> {
+        let started = self.start("commit", &plan.name, None, "files");
+        let (store, run_id) = (&self.plan.store, self.record.run_id.clone());
+        // The input must still be what the rows were read from, and this attempt the owner.
+        self.snapshot.verify(self.storage).await?;
+        self.lease.check().await?;
+        let fingerprint = model.fingerprint();
+        let manifest =
+            embed::commit(self.storage, store, plan, &self.plan.name, &run_id, &fingerprint, written).await?;
+        let location = store.join(&format!("embeddings/{}/{}", plan.name, manifest.folder));
+        self.events.emit(&Event::Committed {
+            table: plan.name.clone(),
+            version: manifest.version.0,
+            rows: manifest.rows,
+            location: location.to_string(),
+            fingerprint: fingerprint.to_string(),
+        });
+        self.record.embeddings.push(EmbeddingRecord {
+            table: plan.name.clone(),
+            version: manifest.version,
+            rows: manifest.rows,
+            location,
+            fingerprint,
+        });
+        self.write_record().await?;
+        embed::prune(self.storage, store, &plan.name, &run_id, plan.keep_versions).await?;
+        self.finish("commit", &plan.name, started);
+        Ok(())
+    }
+
+    async fn write_record(&self) -> Result<(), RunError> {
+        Ok(runs::write_run(self.storage, &self.plan.store, self.record).await?)
+    }
+
+    fn balance(&mut self, ledger: Ledger) -> Result<(), RunError> {
+        self.events.emit(&Event::Ledger(ledger.clone()));
+        self.record.ledgers.retain(|other| other.name != ledger.name);
+        self.record.ledgers.push(ledger.clone());
+        if ledger.balances() { Ok(()) } else { Err(RunError::Unbalanced { ledger }) }
+    }
+
+    /// Adds to a figure of the run: several models and attempts sum up.
+    fn measure(&mut self, name: &str, value: f64) {
+        *self.record.metrics.entry(name.to_owned()).or_default() += value;
+    }
+
+    /// Where the executors' time went, as a mean over them, and how fast they were.
+    fn measure_training(&mut self, trained: &[Trained]) {
+        let mean = |phase: fn(&Trained) -> f64| trained.iter().map(phase).sum::<f64>() / trained.len() as f64;
+        self.measure("feed_wait_s", mean(|rank| rank.phases.feed_wait_s));
+        self.measure("compute_s", mean(|rank| rank.phases.compute_s));
+        self.measure("communicate_s", mean(|rank| rank.phases.communicate_s));
+        self.measure("update_s", mean(|rank| rank.phases.update_s));
+        let history = &trained[0].history;
+        self.measure("train_rows", history.iter().map(|epoch| epoch.rows as f64).sum());
+        self.measure("train_s", history.iter().map(|epoch| epoch.elapsed_s).sum());
+        let speed = self.record.metrics["train_rows"] / self.record.metrics["train_s"].max(f64::MIN_POSITIVE);
+        self.record.metrics.insert("train_rows_per_s".to_owned(), speed);
+    }
+
+    fn start(&self, kind: &str, name: &str, total: Option<u64>, unit: &str) -> Instant {
+        let (kind, name, unit) = (kind.to_owned(), name.to_owned(), unit.to_owned());
+        self.events.emit(&Event::StageStarted { kind, name, total, unit });
+        Instant::now()
+    }
+
+    fn finish(&self, kind: &str, name: &str, started: Instant) -> f64 {
+        let elapsed_s = started.elapsed().as_secs_f64();
+        self.events.emit(&Event::StageFinished { kind: kind.to_owned(), name: name.to_owned(), elapsed_s });
+        elapsed_s
+    }
+
+    fn progress(&self, kind: &'static str, name: &str) -> impl Fn(u64) + Send + Sync + 'static {
+        let (events, name) = (self.events.clone(), name.to_owned());
+        move |done| events.emit(&Event::Progress { kind: kind.to_owned(), name: name.clone(), done })
+    }
+}
+
+/// Every epoch must have trained on every row that was dealt to training.
+fn training_ledger(name: &str, dataset: &Dataset, partitions: &Partitions, trained: &[Trained]) -> Ledger {
+    let epochs = &trained[0].history;
+    let short = epochs.iter().map(|epoch| epoch.rows).find(|rows| *rows != partitions.train_rows());
+    Ledger {
+        name: name.to_owned(),
+        input: dataset.rows() + dataset.rejected.values().sum::<u64>(),
+        trained: short.unwrap_or_else(|| partitions.train_rows()),
+        held_out: partitions.held_out_rows(),
+        embedded: 0,
+        rejected: dataset.rejected.clone(),
+    }
+}
+
+fn unique(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut seen = BTreeMap::new();
+    names.filter(|name| seen.insert(name.clone(), ()).is_none()).collect()
+}
