@@ -24,7 +24,7 @@ pub enum DataError {
     #[error(transparent)]
     Faults(#[from] Faults),
     /// A source's path leads nowhere.
-    #[error("source `{table}`: {location} does not exist")]
+    #[error("source `{table}`: {location}: no such file or folder")]
     MissingPath {
         /// The source.
         table: String,

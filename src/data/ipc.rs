@@ -38,7 +38,7 @@ pub(super) async fn footer(file: &SnapshotFile) -> Result<IpcFooter, DataError> 
     let length = read_footer_length(trailer).map_err(|error| file.corrupt(error))? as u64;
     let from = start.checked_sub(length).ok_or_else(|| file.corrupt("the footer is longer than the file"))?;
     let bytes = file.range(from..start).await?;
-    let footer = root_as_footer(&bytes).map_err(|error| file.corrupt(error))?;
+    let footer = root_as_footer(&bytes).map_err(|error| file.corrupt(error.to_string()))?;
     let schema = footer.schema().ok_or_else(|| file.corrupt("the footer has no schema"))?;
     let schema: Schema = fb_to_schema(schema);
     Ok(IpcFooter {

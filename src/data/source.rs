@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc};
 
 use arrow::{
     array::{ArrayRef, RecordBatch, RecordBatchOptions, new_null_array},
-    compute::cast,
+    compute::{CastOptions, cast_with_options},
     datatypes::{DataType, Schema, SchemaRef},
 };
 use async_trait::async_trait;
@@ -408,7 +408,10 @@ impl Shape {
         let column = |name: &str, data_type: &DataType| -> QueryResult<ArrayRef> {
             match (self.folders.get(name), batch.column_by_name(name)) {
                 (Some(value), _) => value.to_array_of_size(batch.num_rows()),
-                (None, Some(column)) => Ok(cast(column, data_type)?),
+                // A value that does not fit is an error, never NULL.
+                (None, Some(column)) => {
+                    Ok(cast_with_options(column, data_type, &CastOptions { safe: false, ..CastOptions::default() })?)
+                }
                 (None, None) => Ok(new_null_array(data_type, batch.num_rows())),
             }
         };
