@@ -275,7 +275,7 @@ mod tests {
         check(Arc::new(Float32Array::from(vec![-f32::NAN])), Arc::new(Float32Array::from(vec![f32::NAN])));
         let short = Decimal128Array::from(vec![1]).with_precision_and_scale(18, 2).unwrap();
         check(Arc::new(short), Arc::new(Int64Array::from(vec![1])));
-        let long = Decimal128Array::from(vec![u64::MAX.into()]).with_precision_and_scale(20, 0).unwrap();
+        let long = Decimal128Array::from(vec![i128::from(u64::MAX)]).with_precision_and_scale(20, 0).unwrap();
         check(Arc::new(long), Arc::new(UInt64Array::from(vec![u64::MAX])));
     }
 
