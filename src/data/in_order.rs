@@ -2,8 +2,8 @@
 //!
 //! A query without joins, groups, sorts, windows, limits and unions gives its rows in the
 //! order of its files, however many streams it is cut into. Any other query runs as one
-//! stream, and where the engine would merge several inputs as they come (a union), they are
-//! read one after the other instead.
+//! stream, and where the engine would merge several inputs as they come (those of a union),
+//! they are read one after the other instead.
 
 use std::{fmt, sync::Arc};
 
@@ -19,7 +19,8 @@ use datafusion::{
     physical_optimizer::PhysicalOptimizerRule,
     physical_plan::{
         DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
-        execution_plan::ReplaceChildrenOptions, stream::RecordBatchStreamAdapter, union::UnionExec,
+        coalesce_partitions::CoalescePartitionsExec, execution_plan::ReplaceChildrenOptions, limit::GlobalLimitExec,
+        stream::RecordBatchStreamAdapter, union::UnionExec,
     },
 };
 use futures::{StreamExt, TryStreamExt, stream};
@@ -54,6 +55,7 @@ impl OrderedQuery {
             config.options_mut().execution.enable_file_stream_work_stealing = false;
             let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> = vec![Arc::new(UnionsInOrder)];
             rules.extend(state.physical_optimizers().iter().cloned());
+            rules.push(Arc::new(MergesInOrder));
             let state: SessionState = SessionStateBuilder::new_from_existing(state)
                 .with_config(config)
                 .with_runtime_env(runtime)
@@ -100,24 +102,48 @@ fn in_order(plan: &Arc<dyn ExecutionPlan>, context: &Arc<TaskContext>) -> Sendab
     Box::pin(RecordBatchStreamAdapter::new(schema, rows))
 }
 
-/// Puts an [`InOrderExec`] above each union, before the engine puts a merge there.
+/// Makes one stream of each union, before the engine plans what to do with several.
 #[derive(Debug)]
 struct UnionsInOrder;
 
 impl PhysicalOptimizerRule for UnionsInOrder {
     fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _config: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
         plan.transform_up(|node| {
-            Ok(if node.is::<UnionExec>() {
-                Transformed::yes(Arc::new(InOrderExec::new(node)) as Arc<dyn ExecutionPlan>)
-            } else {
-                Transformed::no(node)
-            })
+            Ok(if node.is::<UnionExec>() { Transformed::yes(InOrderExec::over(node)) } else { Transformed::no(node) })
         })
         .data()
     }
 
     fn name(&self) -> &'static str {
         "unions_in_order"
+    }
+
+    fn schema_check(&self) -> bool {
+        true
+    }
+}
+
+/// Puts order into whatever merge the engine planned all the same.
+#[derive(Debug)]
+struct MergesInOrder;
+
+impl PhysicalOptimizerRule for MergesInOrder {
+    fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _config: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
+        plan.transform_up(|node| {
+            let merged = match node.downcast_ref::<CoalescePartitionsExec>() {
+                Some(merge) => InOrderExec::over(merge.input().clone()),
+                None => return Ok(Transformed::no(node)),
+            };
+            Ok(Transformed::yes(match node.fetch() {
+                Some(rows) => Arc::new(GlobalLimitExec::new(merged, 0, Some(rows))),
+                None => merged,
+            }))
+        })
+        .data()
+    }
+
+    fn name(&self) -> &'static str {
+        "merges_in_order"
     }
 
     fn schema_check(&self) -> bool {
@@ -133,6 +159,10 @@ struct InOrderExec {
 }
 
 impl InOrderExec {
+    fn over(input: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
+        Arc::new(Self::new(input))
+    }
+
     fn new(input: Arc<dyn ExecutionPlan>) -> Self {
         let properties = PlanProperties::new(
             EquivalenceProperties::new(input.schema()),
@@ -176,14 +206,14 @@ impl ExecutionPlan for InOrderExec {
         _options: ReplaceChildrenOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
         match (children.pop(), children.is_empty()) {
-            (Some(input), true) => Ok(Arc::new(Self::new(input))),
+            (Some(input), true) => Ok(Self::over(input)),
             _ => Err(DataFusionError::Internal("InOrderExec has one input".to_owned())),
         }
     }
 
     fn with_new_children(self: Arc<Self>, mut children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
         match (children.pop(), children.is_empty()) {
-            (Some(input), true) => Ok(Arc::new(Self::new(input))),
+            (Some(input), true) => Ok(Self::over(input)),
             _ => Err(DataFusionError::Internal("InOrderExec has one input".to_owned())),
         }
     }

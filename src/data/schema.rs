@@ -175,3 +175,89 @@ fn list(a: &DataType, b: &DataType) -> Option<DataType> {
         _ => List(item.into()),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn location(name: &str) -> Location {
+        Location::parse(name, std::path::Path::new("/t")).unwrap()
+    }
+
+    fn joined(types: &[DataType], guessed: bool) -> Option<DataType> {
+        let file = location("a");
+        let types: Vec<_> = types.iter().map(|data_type| (data_type.clone(), &file)).collect();
+        join(&types, guessed).ok()
+    }
+
+    fn list_of(item: DataType) -> DataType {
+        DataType::new_list(item, true)
+    }
+
+    #[test]
+    fn types_meet() {
+        use DataType::{Boolean, Decimal128, Float32, Float64, Int8, Int32, Int64, LargeUtf8, Null, UInt8, UInt32, UInt64, Utf8};
+        let check = |types: &[DataType], expected: Option<DataType>| assert_eq!(joined(types, false), expected, "{types:?}");
+        check(&[Int32, Int64], Some(Int64));
+        check(&[Float32, Float64], Some(Float64));
+        check(&[Int32, Float32], Some(Float64));
+        check(&[UInt8, Int8], Some(DataType::Int16));
+        check(&[UInt32, Int32], Some(Int64));
+        check(&[UInt64, Int32], None);
+        check(&[UInt64, Int32, Float32], Some(Float64));
+        check(&[Null, Int32], Some(Int32));
+        check(&[Utf8, LargeUtf8], Some(LargeUtf8));
+        check(&[Decimal128(10, 2), Decimal128(12, 4)], Some(Decimal128(12, 4)));
+        check(&[Decimal128(38, 0), Decimal128(38, 10)], None);
+        check(&[list_of(Float32), list_of(Float64)], Some(list_of(Float64)));
+        check(&[DataType::new_fixed_size_list(Float32, 2, true), list_of(Float32)], Some(list_of(Float32)));
+        check(&[Int32, Utf8], None);
+        check(&[Boolean, Int32], None);
+        assert_eq!(joined(&[Int64, Utf8], true), Some(Utf8));
+        assert_eq!(joined(&[Null], true), Some(Utf8));
+    }
+
+    #[test]
+    fn columns_go_by_name_and_declared_types_win() {
+        let (a, b) = (location("a"), location("b"));
+        let first = Schema::new(vec![Field::new("x", DataType::Int32, false), Field::new("y", DataType::Utf8, false)]);
+        let second = Schema::new(vec![Field::new("z", DataType::Utf8, true), Field::new("x", DataType::Utf8, true)]);
+        let files = || [(&a, &first), (&b, &second)].into_iter();
+        let error = merge("t", files(), &BTreeMap::new(), false).unwrap_err().to_string();
+        for named in ["`t`", "`x`", "Int32", "/t/a", "Utf8", "/t/b"] {
+            assert!(error.contains(named), "{error}");
+        }
+        let declared = BTreeMap::from([("x".to_owned(), DataType::Float64)]);
+        let merged = merge("t", files(), &declared, false).unwrap();
+        let columns: Vec<_> = merged.fields().iter().map(|field| (field.name().as_str(), field.data_type())).collect();
+        assert_eq!(columns, [("x", &DataType::Float64), ("y", &DataType::Utf8), ("z", &DataType::Utf8)]);
+    }
+
+    fn any_type() -> impl Strategy<Value = DataType> {
+        use DataType::{Boolean, Float32, Float64, Int8, Int16, Int32, Int64, LargeUtf8, Null, UInt8, UInt16, UInt32, UInt64, Utf8};
+        let simple = prop::sample::select(vec![
+            Null, Boolean, Int8, Int16, Int32, Int64, UInt8, UInt16, UInt32, UInt64, Float32, Float64, Utf8, LargeUtf8,
+            DataType::Decimal128(10, 2), DataType::Decimal128(20, 0), DataType::Date32,
+        ]);
+        (simple, 0..3).prop_map(|(item, kind)| match kind {
+            0 => item,
+            1 => list_of(item),
+            _ => DataType::new_fixed_size_list(item, 2, true),
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_of_files_does_not_matter(mut types in prop::collection::vec(any_type(), 1..6), turn in 0_usize..6) {
+            types.dedup();
+            let forward = joined(&types, false);
+            let turn = turn % types.len();
+            types.rotate_left(turn);
+            prop_assert_eq!(&joined(&types, false), &forward);
+            types.reverse();
+            prop_assert_eq!(&joined(&types, false), &forward);
+        }
+    }
+}

@@ -516,3 +516,17 @@ async fn a_query_that_fails_on_its_rows() {
     world.put("a.parquet", vec![("x", ints(0..3))]);
     expect(world.prepare("t", &needs(&["x"]), "staging").await, Remedy::FixData, &["`t`", "Divide by zero"]);
 }
+
+#[tokio::test]
+async fn damaged_pages_are_named_with_their_file() {
+    let world = World::new("", "  t: { sql: \"SELECT x + 1 AS x FROM rows\" }");
+    world.put("a.parquet", vec![("x", ints(0..3))]);
+    world.put("b.parquet", vec![("x", ints(0..3_000))]);
+    let mut whole = std::fs::read(world.rows().join("b.parquet")).unwrap();
+    whole[4..400].fill(0xff);
+    world.write("b.parquet", &whole);
+    let dataset = world.prepare("rows", &needs(&["x"]), "staging").await.unwrap();
+    let read = world.read(&dataset, data::all_splits(&dataset), &["x"]).await;
+    expect(read, Remedy::FixData, &["b.parquet", "damaged"]);
+    expect(world.prepare("t", &needs(&["x"]), "staging").await, Remedy::FixData, &["b.parquet"]);
+}
