@@ -1,5 +1,6 @@
 //! Why data could not be used; every variant names the file, table or column.
 
+use super::{features::FeatureError, feed::FeedError};
 use crate::{
     pipeline::Faults,
     remedy::{Remedied, Remedy},
@@ -15,6 +16,12 @@ pub enum DataError {
     /// The pipeline file does not fit the data.
     #[error(transparent)]
     Faults(#[from] Faults),
+    /// Rows cannot become features.
+    #[error(transparent)]
+    Feature(#[from] FeatureError),
+    /// A feed gave out.
+    #[error(transparent)]
+    Feed(#[from] FeedError),
 }
 
 impl Remedied for DataError {
@@ -22,6 +29,8 @@ impl Remedied for DataError {
         match self {
             Self::Storage(error) => error.remedy(),
             Self::Faults(error) => error.remedy(),
+            Self::Feature(error) => error.remedy(),
+            Self::Feed(error) => error.remedy(),
         }
     }
 }

@@ -18,11 +18,12 @@ mod partition;
 mod prepare;
 mod read;
 mod scan;
+mod shuffle;
 mod spark_hash;
 
 pub use error::DataError;
-pub use features::{FeatureLayout, FittedFeatures, fit};
-pub use feed::{Batch, EpochFeed, Feed, FeedPlan};
+pub use features::{FeatureError, FeatureLayout, FittedFeatures, fit};
+pub use feed::{Batch, EpochFeed, Feed, FeedError, FeedPlan};
 pub use partition::{Partition, Partitions, Split, StepPlan, deal, is_held_out};
 pub use prepare::{DataFile, Dataset, Needs, RowGroup, prepare};
 pub use read::{Rows, all_splits, read};

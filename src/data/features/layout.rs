@@ -1,0 +1,223 @@
+//! The feature columns of a model against a table's schema.
+
+use std::collections::HashMap;
+
+use arrow::datatypes::{DataType, Schema};
+
+use super::column::is_number;
+use crate::{
+    data::DataError,
+    limits,
+    pipeline::{
+        Faults, FeaturePlan, ModelPlan, Origin,
+        spec::{Missing, Scale},
+    },
+};
+
+/// How alike two names must be (Jaro-Winkler) for the one to be meant by the other.
+const ALIKE: f64 = 0.8;
+
+/// The feature columns of a model, resolved against a table's columns; not yet fitted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FeatureLayout {
+    pub(super) columns: Vec<LayoutColumn>,
+}
+
+/// One feature column.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct LayoutColumn {
+    pub name: String,
+    pub shape: Shape,
+    pub scale: Scale,
+    pub missing: Missing,
+    pub indicator: bool,
+}
+
+/// What a row holds in a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// One number.
+    Scalar,
+    /// As many numbers as the type says.
+    FixedList(usize),
+    /// As many numbers as the first row has.
+    List,
+}
+
+impl FeatureLayout {
+    /// Resolves patterns, checks that each column exists and can be a feature. Faults point
+    /// into the pipeline file (`models.<name>.features[i]`).
+    pub fn resolve(model: &ModelPlan, schema: &Schema, origin: &Origin) -> Result<Self, DataError> {
+        let mut resolver =
+            Resolver { model: &model.name, schema, origin, columns: Vec::new(), used: HashMap::new(), faults: None };
+        for (index, feature) in model.features.iter().enumerate() {
+            for (place, pattern) in feature.columns.iter().enumerate() {
+                resolver.add(index, feature, place, pattern);
+            }
+        }
+        let layout = Self { columns: resolver.columns };
+        let mut faults = resolver.faults;
+        if let Some(width) = layout.width().filter(|width| *width > limits::MAX_FEATURES) {
+            let message = format!("{width} features; a model has {} at most", limits::MAX_FEATURES);
+            merge(&mut faults, origin.fault(&["models", &model.name, "features"], message, None));
+        }
+        faults.map_or(Ok(layout), |faults| Err(faults.into()))
+    }
+
+    /// The columns, each once.
+    pub fn columns(&self) -> Vec<String> {
+        self.columns.iter().map(|column| column.name.clone()).collect()
+    }
+
+    /// The columns in which a missing value rejects the row.
+    pub fn reject_missing(&self) -> Vec<String> {
+        let rejecting = self.columns.iter().filter(|column| column.missing == Missing::Reject);
+        rejecting.map(|column| column.name.clone()).collect()
+    }
+
+    /// Features of a row, where that is known without reading rows (no variable-size lists).
+    pub fn width(&self) -> Option<usize> {
+        let width = |column: &LayoutColumn| {
+            let values = match column.shape {
+                Shape::Scalar => 1,
+                Shape::FixedList(width) => width,
+                Shape::List => return None,
+            };
+            Some(values + usize::from(column.indicator))
+        };
+        self.columns.iter().map(width).sum()
+    }
+}
+
+struct Resolver<'a> {
+    model: &'a str,
+    schema: &'a Schema,
+    origin: &'a Origin,
+    columns: Vec<LayoutColumn>,
+    /// Index into `features:` by column.
+    used: HashMap<String, usize>,
+    faults: Option<Faults>,
+}
+
+impl Resolver<'_> {
+    fn add(&mut self, index: usize, feature: &FeaturePlan, place: usize, pattern: &str) {
+        let names = self.matches(pattern);
+        if names.is_empty() {
+            let (message, help) = self.unknown(pattern);
+            self.fault(index, place, message, help);
+        }
+        for name in names {
+            match self.used.get(&name) {
+                // Patterns of one entry may overlap: they all say the same.
+                Some(other) if *other == index => continue,
+                Some(other) => {
+                    let message = format!("column `{name}` is a feature already, by entry {} of `features`", other + 1);
+                    let help = "a column can be used once; narrow one of the two patterns".to_owned();
+                    self.fault(index, place, message, Some(help));
+                    continue;
+                }
+                None => self.used.insert(name.clone(), index),
+            };
+            let Ok(field) = self.schema.field_with_name(&name) else { continue };
+            match shape_of(field.data_type()) {
+                Ok(shape) => self.columns.push(LayoutColumn {
+                    name,
+                    shape,
+                    scale: feature.scale,
+                    missing: feature.missing,
+                    indicator: feature.indicator,
+                }),
+                Err(help) => {
+                    let message = format!("column `{name}` is {}, which cannot be a feature", field.data_type());
+                    self.fault(index, place, message, Some(help));
+                }
+            }
+        }
+    }
+
+    /// The columns that a name or pattern means, in the schema's order.
+    fn matches(&self, pattern: &str) -> Vec<String> {
+        let names = self.schema.fields().iter().map(|field| field.name());
+        if self.schema.field_with_name(pattern).is_ok() {
+            return vec![pattern.to_owned()];
+        }
+        names.filter(|name| pattern.contains('*') && glob(pattern, name)).cloned().collect()
+    }
+
+    fn unknown(&self, pattern: &str) -> (String, Option<String>) {
+        let from = &self.model;
+        if pattern.contains('*') {
+            let columns: Vec<&str> = self.schema.fields().iter().take(10).map(|field| field.name().as_str()).collect();
+            let more = if self.schema.fields().len() > columns.len() { ", ..." } else { "" };
+            let help = format!("its columns are {}{more}", columns.join(", "));
+            return (format!("no column of the table that `{from}` learns from matches `{pattern}`"), Some(help));
+        }
+        let likeness = |name: &str| strsim::jaro_winkler(&pattern.to_lowercase(), &name.to_lowercase());
+        let best = self.schema.fields().iter().map(|field| (likeness(field.name()), field.name()));
+        let best = best.max_by(|(a, _), (b, _)| a.total_cmp(b)).filter(|(likeness, _)| *likeness >= ALIKE);
+        let help = best.map(|(_, name)| format!("did you mean `{name}`?"));
+        (format!("no column `{pattern}` in the table that `{from}` learns from"), help)
+    }
+
+    fn fault(&mut self, index: usize, place: usize, message: String, help: Option<String>) {
+        let (index, place) = (index.to_string(), place.to_string());
+        let entry = ["models", self.model, "features", &index];
+        // Written as `column` or as `columns`: the one that is not there marks the whole entry.
+        let paths = [[&entry[..], &["column"]].concat(), [&entry[..], &["columns", &place]].concat()];
+        let faults = paths.map(|path| self.origin.fault(&path, message.clone(), help.clone()));
+        let marked = |faults: &Faults| faults.faults.first().map_or(usize::MAX, |fault| fault.span.len());
+        let narrowest = faults.into_iter().min_by_key(marked);
+        narrowest.into_iter().for_each(|fault| merge(&mut self.faults, fault));
+    }
+}
+
+fn merge(all: &mut Option<Faults>, more: Faults) {
+    match all {
+        Some(all) => {
+            all.faults.extend(more.faults);
+            all.faults.sort_by_key(|fault| fault.span.start);
+        }
+        None => *all = Some(more),
+    }
+}
+
+/// Whether `*` in the pattern can stand for characters so that it equals the name.
+fn glob(pattern: &str, name: &str) -> bool {
+    let Some((head, tail)) = pattern.split_once('*') else { return pattern == name };
+    let Some(rest) = name.strip_prefix(head) else { return false };
+    let Some((middles, last)) = tail.rsplit_once('*') else { return rest.ends_with(tail) };
+    let Some(mut rest) = rest.strip_suffix(last) else { return false };
+    for middle in middles.split('*') {
+        let Some(at) = rest.find(middle) else { return false };
+        rest = &rest[at + middle.len()..];
+    }
+    true
+}
+
+/// The shape of a column's rows, or what its owner can do about a type that has none.
+fn shape_of(data_type: &DataType) -> Result<Shape, String> {
+    use DataType::{
+        Binary, BinaryView, FixedSizeBinary, FixedSizeList, LargeBinary, LargeList, LargeUtf8, List, Map, Null, Struct,
+        Utf8, Utf8View,
+    };
+    match data_type {
+        data_type if is_number(data_type) => Ok(Shape::Scalar),
+        FixedSizeList(element, width) if *width > 0 && is_number(element.data_type()) => {
+            Ok(Shape::FixedList(*width as usize))
+        }
+        List(element) | LargeList(element) if is_number(element.data_type()) => Ok(Shape::List),
+        Dictionary(_, values) => shape_of(values).and(Err("CAST it to a number in a transform".to_owned())),
+        Utf8 | LargeUtf8 | Utf8View => {
+            Err("categories are not supported yet; CAST it to a number in a transform, or leave it out".to_owned())
+        }
+        Binary | LargeBinary | BinaryView | FixedSizeBinary(_) => {
+            Err("decode it to numbers in a transform, or leave it out".to_owned())
+        }
+        Struct(_) | Map(..) => Err("select its numbers as columns of their own in a transform".to_owned()),
+        List(_) | LargeList(_) | FixedSizeList(..) => {
+            Err("only lists of numbers can; flatten or CAST it in a transform".to_owned())
+        }
+        Null => Err("it has no value in any row; leave it out".to_owned()),
+        _ => Err("CAST it to a number in a transform, or leave it out".to_owned()),
+    }
+}
