@@ -297,6 +297,6 @@ fn bytes(size: u64) -> String {
     if unit == 0 {
         format!("{size} B")
     } else {
-        format!("{:.1} {}", size as f64 / f64::from(1 << (10 * unit)), units[unit])
+        format!("{:.1} {}", size as f64 / (1u64 << (10 * unit)) as f64, units[unit])
     }
 }

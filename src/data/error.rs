@@ -22,6 +22,21 @@ pub enum DataError {
     /// A feed gave out.
     #[error(transparent)]
     Feed(#[from] FeedError),
+    /// DataFusion could not plan or run a query.
+    #[error("{table}: the query failed")]
+    Query {
+        /// The source or transform.
+        table: String,
+        /// What DataFusion says.
+        source: Box<datafusion::error::DataFusionError>,
+    },
+}
+
+impl DataError {
+    /// A query over `table` failed: a storage fault, bad data or an unplannable query.
+    pub fn query(table: &str, error: datafusion::error::DataFusionError) -> Self {
+        Self::Query { table: table.to_owned(), source: Box::new(error) }
+    }
 }
 
 impl Remedied for DataError {
@@ -31,6 +46,7 @@ impl Remedied for DataError {
             Self::Faults(error) => error.remedy(),
             Self::Feature(error) => error.remedy(),
             Self::Feed(error) => error.remedy(),
+            Self::Query { .. } => Remedy::FixData,
         }
     }
 }

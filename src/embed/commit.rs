@@ -22,9 +22,21 @@ pub async fn commit(
     unimplemented!()
 }
 
-/// Removes versions beyond the newest `keep`, manifest first, and version folders that no
-/// manifest names (left by a killed commit).
-pub async fn prune(storage: &Storage, store: &Location, table: &str, keep: u32) -> Result<(), EmbedError> {
-    let _ = (storage, store, table, keep);
+/// Fails if the table belongs to another pipeline. Called before the first step.
+pub async fn check_target(storage: &Storage, store: &Location, table: &str, pipeline: &str) -> Result<(), EmbedError> {
+    let _ = (storage, store, table, pipeline);
+    unimplemented!()
+}
+
+/// Removes versions beyond the newest `keep`, manifest first, and version folders of this run
+/// that no manifest names (left by a killed commit).
+pub async fn prune(
+    storage: &Storage,
+    store: &Location,
+    table: &str,
+    run_id: &RunId,
+    keep: u32,
+) -> Result<(), EmbedError> {
+    let _ = (storage, store, table, run_id, keep);
     unimplemented!()
 }

@@ -11,7 +11,7 @@ mod error;
 mod manifest;
 mod write;
 
-pub use commit::{commit, prune};
+pub use commit::{check_target, commit, prune};
 pub use error::EmbedError;
 pub use manifest::{Manifest, ManifestFile, latest_manifest, list_manifests, list_tables, read_manifest};
 pub use write::{EmbedJob, Written, embed};

@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, missing_docs)]
 
+mod bad_input;
 mod cli;
+mod command;
 mod data;
 mod embed;
 mod hdfs;

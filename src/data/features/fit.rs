@@ -238,6 +238,7 @@ fn fitted(column: &LayoutColumn, list: Option<usize>, stats: Option<&Stats>) -> 
         factor: vec![1.0],
         fill: Vec::new(),
         indicator: column.indicator,
+        reject: column.missing == Missing::Reject,
     };
     if let Scale::Divide(divisor) = column.scale {
         fitted.factor = vec![divisor.recip()];

@@ -25,6 +25,8 @@ pub(super) struct FittedColumn {
     #[serde(with = "exact")]
     pub fill: Vec<f64>,
     pub indicator: bool,
+    /// Whether a row with a missing value is left out before it comes here.
+    pub reject: bool,
 }
 
 impl FittedColumn {
@@ -51,6 +53,11 @@ impl FittedFeatures {
     /// The columns read, each once.
     pub fn columns(&self) -> Vec<String> {
         self.columns.iter().map(|column| column.name.clone()).collect()
+    }
+
+    /// The columns in which a missing value rejects the row.
+    pub fn reject_missing(&self) -> Vec<String> {
+        self.columns.iter().filter(|column| column.reject).map(|column| column.name.clone()).collect()
     }
 
     /// The name of each feature: `price`, `pixels[17]`, `price is missing`.
