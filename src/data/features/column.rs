@@ -10,10 +10,7 @@ use arrow::{
     array::{Array, ArrayRef, AsArray, GenericListArray, OffsetSizeTrait},
     buffer::NullBuffer,
     compute::{cast, unary},
-    datatypes::{
-        ArrowPrimitiveType, DataType, Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type,
-        TimeUnit, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
-    },
+    datatypes::{DataType, Float64Type, Int64Type, TimeUnit},
     error::ArrowError,
 };
 
@@ -91,7 +88,6 @@ numbers! {
     i8 as f32: value => f32::from(value);
     u16 as f32: value => f32::from(value);
     i16 as f32: value => f32::from(value);
-    <Float16Type as ArrowPrimitiveType>::Native as f32: value => value.to_f32();
     f32 as f32: value => value;
     u32 as f64: value => f64::from(value);
     i32 as f64: value => f64::from(value);
@@ -103,50 +99,19 @@ numbers! {
 /// Evaluates the body with `$values` as a slice of the column's primitive type: the one
 /// dispatch by type, outside all loops.
 macro_rules! with_values {
-    ($column:expr, $values:ident => $body:expr) => {{
+    ($column:expr, $values:ident => $body:expr) => {
+        with_values!(@ $column, $values, $body,
+            UInt8: UInt8Type, Int8: Int8Type, UInt16: UInt16Type, Int16: Int16Type, UInt32: UInt32Type,
+            Int32: Int32Type, UInt64: UInt64Type, Int64: Int64Type, Float32: Float32Type)
+    };
+    (@ $column:expr, $values:ident, $body:expr, $($variant:ident: $kind:ident),*) => {{
         use arrow::{array::AsArray, datatypes::*};
         let array = $column.array();
         match array.data_type() {
-            DataType::UInt8 => {
-                let $values: &[_] = array.as_primitive::<UInt8Type>().values();
+            $(DataType::$variant => {
+                let $values: &[_] = array.as_primitive::<$kind>().values();
                 $body
-            }
-            DataType::Int8 => {
-                let $values: &[_] = array.as_primitive::<Int8Type>().values();
-                $body
-            }
-            DataType::UInt16 => {
-                let $values: &[_] = array.as_primitive::<UInt16Type>().values();
-                $body
-            }
-            DataType::Int16 => {
-                let $values: &[_] = array.as_primitive::<Int16Type>().values();
-                $body
-            }
-            DataType::UInt32 => {
-                let $values: &[_] = array.as_primitive::<UInt32Type>().values();
-                $body
-            }
-            DataType::Int32 => {
-                let $values: &[_] = array.as_primitive::<Int32Type>().values();
-                $body
-            }
-            DataType::UInt64 => {
-                let $values: &[_] = array.as_primitive::<UInt64Type>().values();
-                $body
-            }
-            DataType::Int64 => {
-                let $values: &[_] = array.as_primitive::<Int64Type>().values();
-                $body
-            }
-            DataType::Float16 => {
-                let $values: &[_] = array.as_primitive::<Float16Type>().values();
-                $body
-            }
-            DataType::Float32 => {
-                let $values: &[_] = array.as_primitive::<Float32Type>().values();
-                $body
-            }
+            })*
             // `numbers` gives no other type.
             _ => {
                 let $values: &[_] = array.as_primitive::<Float64Type>().values();
@@ -221,6 +186,11 @@ impl Column {
     /// Values per row.
     pub fn width(&self) -> usize {
         self.width
+    }
+
+    /// Whether the value of row `i` stands at place `i`.
+    pub fn is_flat(&self) -> bool {
+        self.width == 1 && matches!(self.starts, Starts::Even)
     }
 
     /// The values, in one of the types of `with_values`.
@@ -308,6 +278,7 @@ fn numbers(array: &ArrayRef) -> Result<ArrayRef, ColumnError> {
     };
     match array.data_type() {
         DataType::Boolean => Ok(cast(array, &DataType::UInt8)?),
+        DataType::Float16 => Ok(cast(array, &DataType::Float32)?),
         DataType::Date32 => Ok(cast(array, &DataType::Int32)?),
         DataType::Date64 => divided(array, 86_400e3),
         DataType::Timestamp(unit, _) | DataType::Time64(unit) | DataType::Duration(unit) => {

@@ -206,7 +206,7 @@ fn shape_of(data_type: &DataType) -> Result<Shape, String> {
             Ok(Shape::FixedList(*width as usize))
         }
         List(element) | LargeList(element) if is_number(element.data_type()) => Ok(Shape::List),
-        Dictionary(_, values) => shape_of(values).and(Err("CAST it to a number in a transform".to_owned())),
+        DataType::Dictionary(_, values) => shape_of(values).and(Err("CAST it to a number in a transform".to_owned())),
         Utf8 | LargeUtf8 | Utf8View => {
             Err("categories are not supported yet; CAST it to a number in a transform, or leave it out".to_owned())
         }
