@@ -126,7 +126,9 @@ pub fn deal(dataset: &Dataset, plan: &PartitionPlan, validation: f64, seed: u64)
             for (partition, piece) in balance(&weights, count).into_iter().zip(pieces) {
                 dealt[partition].extend(piece);
             }
-            dealt.iter_mut().for_each(|splits| splits.sort_unstable_by_key(|split| split.first_row));
+            for splits in &mut dealt {
+                splits.sort_unstable_by_key(|split| split.first_row);
+            }
         }
     }
     let held_out = Subset::new(seed, Purpose::HoldOut, validation);

@@ -258,12 +258,13 @@ fn from_lists<O: OffsetSizeTrait>(array: &GenericListArray<O>, width: usize) -> 
 
 /// Whether values of this type are numbers to us.
 pub(super) fn is_number(data_type: &DataType) -> bool {
-    use DataType::{Boolean, Date32, Date64, Decimal32, Decimal64, Decimal128, Decimal256, Duration};
+    use DataType::{
+        Boolean, Date32, Date64, Decimal32, Decimal64, Decimal128, Decimal256, Duration, Time32, Time64, Timestamp,
+    };
     match data_type {
         DataType::Dictionary(_, values) => !matches!(**values, DataType::Dictionary(..)) && is_number(values),
-        Boolean | Date32 | Date64 | Duration(_) => true,
-        Decimal32(..) | Decimal64(..) | Decimal128(..) | Decimal256(..) => true,
-        DataType::Timestamp(..) | DataType::Time32(_) | DataType::Time64(_) => true,
+        Boolean | Date32 | Date64 | Timestamp(..) | Time32(_) | Time64(_) | Duration(_) | Decimal32(..)
+        | Decimal64(..) | Decimal128(..) | Decimal256(..) => true,
         other => other.is_integer() || other.is_floating(),
     }
 }

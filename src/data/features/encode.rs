@@ -172,7 +172,7 @@ impl<'a> Lane<'a> {
             let out = &mut out[self.first..];
             let start = self.column.start(row);
             let mut all_missing = true;
-            for element in 0..width {
+            for (element, feature) in out[..width].iter_mut().enumerate() {
                 let value = start
                     .map(|start| start + element)
                     .filter(|place| !self.column.is_null(*place))
@@ -180,12 +180,12 @@ impl<'a> Lane<'a> {
                     .filter(|value| !value.is_nan());
                 if let Some(value) = value {
                     all_missing = false;
-                    if !out[element].is_finite() {
+                    if !feature.is_finite() {
                         return Err(self.place.not_finite(row, self.fitted.value_name(element), value));
                     }
                 } else {
                     let fill = self.fill(element);
-                    out[element] = fill.ok_or_else(|| self.place.missing(row, self.missing_name(start, element)))?;
+                    *feature = fill.ok_or_else(|| self.place.missing(row, self.missing_name(start, element)))?;
                 }
             }
             if self.fitted.indicator {

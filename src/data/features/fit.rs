@@ -74,7 +74,9 @@ async fn list_widths(
         let mut rows = read(storage, dataset, all_splits(dataset), &names);
         while let Some(rows) = rows.try_next().await? {
             let width = |index: &usize| Column::first_width(rows.batch.column_by_name(&layout.columns[*index].name)?);
-            open.iter().for_each(|index| widths[*index] = widths[*index].or_else(|| width(index)));
+            for index in &open {
+                widths[*index] = widths[*index].or_else(|| width(index));
+            }
             if open.iter().all(|index| widths[*index].is_some()) {
                 break;
             }
@@ -291,5 +293,64 @@ impl Learned {
         };
         let factor = range.recip();
         (offset, if factor.is_finite() && factor > 0.0 { factor } else { 1.0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fit_values(scale: Scale, missing: Missing, values: &[f64]) -> Result<(Vec<f64>, Vec<f64>, Vec<f64>), String> {
+        let column = LayoutColumn { name: "c".to_owned(), shape: Shape::Scalar, scale, missing, indicator: false };
+        let mut stats = Stats::new(1);
+        stats.add(values);
+        values.iter().for_each(|value| stats.add_sample(&[*value]));
+        let stats = Wanted::of(&column).moments.then_some(stats);
+        let fitted = fitted(&column, None, stats.as_ref()).map_err(|error| error.to_string())?;
+        Ok((fitted.offset, fitted.factor, fitted.fill))
+    }
+
+    #[test]
+    fn scales_are_as_in_the_text_books() {
+        let check = |scale, values: &[f64], offset: f64, factor: f64| {
+            let (offsets, factors, _) = fit_values(scale, Missing::Error, values).unwrap();
+            assert_eq!((offsets, factors), (vec![offset], vec![factor]), "{scale:?} of {values:?}");
+        };
+        let values = [1.0, 2.0, 3.0, 4.0, 10.0];
+        check(Scale::None, &values, 0.0, 1.0);
+        check(Scale::Divide(255.0), &values, 0.0, 1.0 / 255.0);
+        check(Scale::MinMax, &values, 1.0, 1.0 / 9.0);
+        check(Scale::Standard, &values, 4.0, 1.0 / 10_f64.sqrt());
+        check(Scale::Robust, &values, 3.0, 0.5);
+    }
+
+    #[test]
+    fn a_constant_column_becomes_zero() {
+        // 0.1 has no exact sum: the deviation comes out above 0.
+        for value in [0.1, 0.0, -7e300, 1e-310] {
+            for scale in [Scale::MinMax, Scale::Standard, Scale::Robust] {
+                let (offset, factor, _) = fit_values(scale, Missing::Error, &[value; 1000]).unwrap();
+                assert_eq!((offset[0], factor[0]), (value, 1.0), "{scale:?}");
+            }
+        }
+        // Too narrow to divide by.
+        let (_, factor, _) = fit_values(Scale::MinMax, Missing::Error, &[0.0, 5e-324]).unwrap();
+        assert_eq!(factor, [1.0]);
+    }
+
+    #[test]
+    fn fills_are_learned_from_the_values_that_are_there() {
+        let nan = f64::NAN;
+        let fill = |missing, values: &[f64]| fit_values(Scale::None, missing, values).map(|fitted| fitted.2);
+        assert_eq!(fill(Missing::Mean, &[1.0, nan, 5.0]), Ok(vec![3.0]));
+        assert_eq!(fill(Missing::Median, &[1.0, nan, 2.0, 9.0]), Ok(vec![2.0]));
+        assert_eq!(fill(Missing::Constant(-1.0), &[]), Ok(vec![-1.0]));
+        assert_eq!(fill(Missing::Error, &[]), Ok(vec![]));
+        for (missing, what) in [(Missing::Mean, "a mean"), (Missing::Median, "a median")] {
+            let error = fill(missing, &[nan, nan]).unwrap_err();
+            assert!(error.contains("column `c`") && error.contains(what), "{error}");
+        }
+        let (offset, factor, fill) = fit_values(Scale::Standard, Missing::Constant(2.0), &[nan, nan]).unwrap();
+        assert_eq!((offset, factor, fill), (vec![0.0], vec![1.0], vec![2.0]));
     }
 }

@@ -104,7 +104,7 @@ impl Resolver<'_> {
         let names = self.matches(pattern);
         if names.is_empty() {
             let (message, help) = self.unknown(pattern);
-            self.fault(index, place, message, help);
+            self.fault(index, place, &message, help.as_deref());
         }
         for name in names {
             match self.used.get(&name) {
@@ -112,8 +112,8 @@ impl Resolver<'_> {
                 Some(other) if *other == index => continue,
                 Some(other) => {
                     let message = format!("column `{name}` is a feature already, by entry {} of `features`", other + 1);
-                    let help = "a column can be used once; narrow one of the two patterns".to_owned();
-                    self.fault(index, place, message, Some(help));
+                    let help = "a column can be used once; leave it to one of the two entries";
+                    self.fault(index, place, &message, Some(help));
                     continue;
                 }
                 None => self.used.insert(name.clone(), index),
@@ -129,7 +129,7 @@ impl Resolver<'_> {
                 }),
                 Err(help) => {
                     let message = format!("column `{name}` is {}, which cannot be a feature", field.data_type());
-                    self.fault(index, place, message, Some(help));
+                    self.fault(index, place, &message, Some(&help));
                 }
             }
         }
@@ -159,15 +159,17 @@ impl Resolver<'_> {
         (format!("no column `{pattern}` in the table that `{from}` learns from"), help)
     }
 
-    fn fault(&mut self, index: usize, place: usize, message: String, help: Option<String>) {
+    fn fault(&mut self, index: usize, place: usize, message: &str, help: Option<&str>) {
         let (index, place) = (index.to_string(), place.to_string());
         let entry = ["models", self.model, "features", &index];
         // Written as `column` or as `columns`: the one that is not there marks the whole entry.
         let paths = [[&entry[..], &["column"]].concat(), [&entry[..], &["columns", &place]].concat()];
-        let faults = paths.map(|path| self.origin.fault(&path, message.clone(), help.clone()));
+        let faults = paths.map(|path| self.origin.fault(&path, message.to_owned(), help.map(str::to_owned)));
         let marked = |faults: &Faults| faults.faults.first().map_or(usize::MAX, |fault| fault.span.len());
         let narrowest = faults.into_iter().min_by_key(marked);
-        narrowest.into_iter().for_each(|fault| merge(&mut self.faults, fault));
+        if let Some(narrowest) = narrowest {
+            merge(&mut self.faults, narrowest);
+        }
     }
 }
 
@@ -219,5 +221,50 @@ fn shape_of(data_type: &DataType) -> Result<Shape, String> {
         }
         Null => Err("it has no value in any row; leave it out".to_owned()),
         _ => Err("CAST it to a number in a transform, or leave it out".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::datatypes::Field;
+
+    use super::*;
+
+    #[test]
+    fn a_star_stands_for_any_characters() {
+        let check = |pattern, yes: &[&str], no: &[&str]| {
+            yes.iter().for_each(|name| assert!(glob(pattern, name), "{pattern} {name}"));
+            no.iter().for_each(|name| assert!(!glob(pattern, name), "{pattern} {name}"));
+        };
+        check("*", &["", "a", "ab"], &[]);
+        check("a*", &["a", "ab"], &["", "ba", "A"]);
+        check("*_rate", &["_rate", "x_rate"], &["rate", "x_rates"]);
+        check("a*b*c", &["abc", "aXbYc", "abbc", "abcbc"], &["ac", "abcd", "acb"]);
+        check("aa*a", &["aaa", "aaXa"], &["aa"]);
+        check("**x**", &["x", "axb"], &["a"]);
+    }
+
+    #[test]
+    fn a_type_that_cannot_be_a_feature_comes_with_a_way_out() {
+        let check = |data_type: DataType, help: &str| {
+            let way_out = shape_of(&data_type).unwrap_err();
+            assert!(way_out.contains(help), "{data_type}: {way_out}");
+        };
+        let item = |data_type| Arc::new(Field::new("item", data_type, true));
+        check(DataType::Utf8, "categories");
+        check(DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8)), "categories");
+        check(DataType::Binary, "decode");
+        check(DataType::Struct(vec![Field::new("a", DataType::Int32, true)].into()), "columns of their own");
+        check(DataType::List(item(DataType::List(item(DataType::Int8)))), "flatten");
+        check(DataType::FixedSizeList(item(DataType::Utf8), 3), "lists of numbers");
+        check(DataType::Null, "no value");
+        check(DataType::Interval(arrow::datatypes::IntervalUnit::DayTime), "CAST");
+        let shape = |data_type| shape_of(&data_type);
+        assert_eq!(shape(DataType::Decimal256(50, 2)), Ok(Shape::Scalar));
+        assert_eq!(shape(DataType::Dictionary(Box::new(DataType::Int8), Box::new(DataType::Int8))), Ok(Shape::Scalar));
+        assert_eq!(shape(DataType::FixedSizeList(item(DataType::UInt8), 784)), Ok(Shape::FixedList(784)));
+        assert_eq!(shape(DataType::LargeList(item(DataType::Boolean))), Ok(Shape::List));
     }
 }

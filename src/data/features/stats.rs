@@ -50,7 +50,7 @@ impl Moments {
         (self.squares / self.count as f64).sqrt()
     }
 
-    /// Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing
+    /// Chan, Golub and `LeVeque`, "Updating Formulae and a Pairwise Algorithm for Computing
     /// Sample Variances", 1979.
     fn merge(&mut self, other: &Self) {
         if other.count == 0 {
@@ -108,7 +108,7 @@ impl Stats {
         self.sample.extend_from_slice(&other.sample);
     }
 
-    /// First quartile, median and third quartile of an element, linear between ranks (NumPy's
+    /// First quartile, median and third quartile of an element, linear between ranks (`NumPy`'s
     /// default); the mean three times where the sample has no value.
     pub fn quartiles(&self, element: usize) -> [f64; 3] {
         let values = self.sample.iter().skip(element).step_by(self.elements.len());
@@ -127,4 +127,67 @@ impl Stats {
 pub(super) fn sample_fraction(rows: u64, width: usize) -> f64 {
     let wanted = limits::SAMPLE_ROWS.min(limits::SAMPLE_VALUES / width.max(1));
     if rows <= wanted as u64 { 1.0 } else { wanted as f64 / rows as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn close(a: f64, b: f64) -> bool {
+        (a - b).abs() <= 1e-9 * (1.0 + a.abs().max(b.abs()))
+    }
+
+    proptest! {
+        /// However the rows are cut, the statistics are those of all values that are there.
+        #[test]
+        fn parts_merge_to_the_whole(
+            rows in proptest::collection::vec((-1e3_f64..1e3, proptest::option::of(-1.0_f64..1.0)), 0..60), cut in 1_usize..20,
+        ) {
+            let mut whole = Stats::new(2);
+            for part in rows.chunks(cut) {
+                let mut stats = Stats::new(2);
+                let values: Vec<f64> = part.iter().flat_map(|(a, b)| [*a, b.unwrap_or(f64::NAN)]).collect();
+                stats.add(&values);
+                values.chunks_exact(2).for_each(|row| stats.add_sample(row));
+                whole.merge(&stats);
+            }
+            let columns = [rows.iter().map(|row| row.0).collect(), rows.iter().filter_map(|row| row.1).collect::<Vec<_>>()];
+            for (element, mut values) in columns.into_iter().enumerate() {
+                let moments = whole.elements[element];
+                prop_assert_eq!(moments.count, values.len() as u64);
+                if values.is_empty() {
+                    continue;
+                }
+                let mean = values.iter().sum::<f64>() / values.len() as f64;
+                let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / values.len() as f64;
+                prop_assert!(close(moments.mean, mean) && close(moments.deviation(), variance.sqrt()));
+                values.sort_by(f64::total_cmp);
+                prop_assert_eq!((moments.min, moments.max), (values[0], values[values.len() - 1]));
+                let [_, median, _] = whole.quartiles(element);
+                let middle = (values[(values.len() - 1) / 2] + values[values.len() / 2]) / 2.0;
+                prop_assert!(close(median, middle));
+            }
+        }
+    }
+
+    #[test]
+    fn quartiles_are_linear_between_ranks() {
+        let mut stats = Stats::new(1);
+        [4.0, 1.0, f64::NAN, 3.0, 2.0].iter().for_each(|value| stats.add_sample(&[*value]));
+        assert_eq!(stats.quartiles(0), [1.75, 2.5, 3.25]);
+        let mut empty = Stats::new(1);
+        empty.add(&[7.0, 9.0]);
+        assert_eq!(empty.quartiles(0), [8.0; 3]);
+    }
+
+    #[test]
+    fn samples_are_bounded() {
+        assert_eq!(sample_fraction(0, 1), 1.0);
+        assert_eq!(sample_fraction(60_000, 3), 1.0);
+        assert_eq!(sample_fraction(131_072, 1), 0.5);
+        let rows = 1_000_000_000;
+        assert!(sample_fraction(rows, 784) * rows as f64 * 784.0 <= limits::SAMPLE_VALUES as f64);
+    }
 }

@@ -28,9 +28,14 @@ pub use error::FeedError;
 
 use self::{
     memory::{Budget, Keep},
-    rows::{Chunk, Kept, Source, Wanted, copy_row},
+    rows::{Chunk, Draw, Kept, Source, Wanted, copy_row},
 };
-use super::{DataError, StepPlan, features::FittedFeatures, partition::Partitions, prepare::Dataset};
+use super::{
+    DataError, StepPlan,
+    features::FittedFeatures,
+    partition::{Partition, Partitions},
+    prepare::Dataset,
+};
 use crate::{ids::PartitionId, storage::Storage};
 
 /// What a feed is to give.
@@ -201,12 +206,12 @@ impl Outlet {
 impl Inner {
     async fn send_epoch(&self, epoch: u32, from_step: u64, mut out: Outlet) -> Result<(), DataError> {
         let mut counts = self.steps.counts();
-        let mut before = vec![0; self.source.plan.partitions.partitions.len()];
+        let mut before = vec![0; self.partitions().len()];
         for counts in counts.by_ref().take(from_step as usize) {
             before.iter_mut().zip(counts).for_each(|(before, count)| *before += count as u64);
         }
         let skipped = |owned: &Owned| before[owned.partition.0 as usize];
-        let cursors = self.owned.iter().map(|owned| self.cursor(owned, epoch, skipped(owned)));
+        let cursors = self.owned.iter().map(|owned| self.cursor(owned, Draw::Epoch(epoch), skipped(owned)));
         let mut cursors = try_join_all(cursors).await?;
         for counts in counts {
             let rows = self.owned.iter().map(|owned| counts[owned.partition.0 as usize]).sum();
@@ -222,39 +227,27 @@ impl Inner {
     }
 
     async fn send_held_out(&self, mut out: Outlet) -> Result<(), DataError> {
-        let batch = self.source.plan.batch.max(1);
-        let width = self.source.width;
-        let plan = &self.source.plan.partitions.partitions;
-        for owned in self.owned.iter().filter(|owned| plan[owned.partition.0 as usize].held_out_rows > 0) {
-            if self.budget.keep == Keep::Nothing {
-                let mut reader = self.source.held_out(owned.partition);
-                let mut left = plan[owned.partition.0 as usize].held_out_rows as usize;
-                while left > 0 {
-                    let rows = left.min(batch);
-                    let mut x = out.buffer(rows * width);
-                    reader.fill(rows, &mut x).await?;
-                    left -= rows;
-                    if x.len() != rows * width {
-                        let expected = plan[owned.partition.0 as usize].held_out_rows;
-                        let found = expected - (left + rows - x.len() / width) as u64;
-                        return Err(FeedError::Lost { partition: owned.partition, found, expected }.into());
-                    }
-                    if !out.send(x, rows).await {
-                        return Ok(());
-                    }
-                }
+        for owned in &self.owned {
+            let mut left = self.partitions()[owned.partition.0 as usize].held_out_rows as usize;
+            if left == 0 {
                 continue;
             }
-            let kept = self.kept(owned).await?;
-            for rows in kept.held_out.chunks(batch) {
-                let mut x = out.buffer(rows.len() * width);
-                rows.iter().for_each(|row| kept.copy_row(*row, width, &mut x));
-                if !out.send(x, rows.len()).await {
+            let mut cursor = self.cursor(owned, Draw::HeldOut, 0).await?;
+            while left > 0 {
+                let rows = left.min(self.source.plan.batch.max(1));
+                left -= rows;
+                let mut x = out.buffer(rows * self.source.width);
+                cursor.take(rows, self.source.width, &mut x).await?;
+                if !out.send(x, rows).await {
                     return Ok(());
                 }
             }
         }
         Ok(())
+    }
+
+    fn partitions(&self) -> &[Partition] {
+        &self.source.plan.partitions.partitions
     }
 
     /// A partition's rows, decoded by the first who asks.
@@ -269,29 +262,38 @@ impl Inner {
         Ok(Arc::clone(owned.kept.get_or_try_init(decode).await?))
     }
 
-    /// A partition's training rows in the order of an epoch, without the first `skip`.
-    async fn cursor(&self, owned: &Owned, epoch: u32, skip: u64) -> Result<Cursor, DataError> {
+    /// The rows of a draw from a partition, without the first `skip`.
+    async fn cursor(&self, owned: &Owned, draw: Draw, skip: u64) -> Result<Cursor, DataError> {
         let (seed, partition) = (self.source.plan.partitions.seed, owned.partition);
-        if self.budget.keep == Keep::All {
-            let chunk = self.kept(owned).await?.epoch(seed, epoch, partition);
+        let kept = match draw {
+            Draw::Epoch(_) => self.budget.keep == Keep::All,
+            Draw::HeldOut => self.budget.keep != Keep::Nothing,
+        };
+        if kept {
+            let chunk = self.kept(owned).await?.draw(draw, seed, partition);
             return Ok(Cursor { partition, chunk: Some(chunk), at: skip as usize, more: None });
         }
-        let (sender, receiver) = mpsc::channel(1);
         let chunk_rows = self.budget.chunk_rows;
-        let work = Arc::clone(&self.source).send_chunks(epoch, partition, chunk_rows, skip, sender);
-        let more = Some((receiver, SpawnedTask::spawn(work)));
+        let (sender, chunks) = mpsc::channel(1);
+        let task = SpawnedTask::spawn(Arc::clone(&self.source).send_chunks(draw, partition, chunk_rows, skip, sender));
+        let more = Some(Chunks { chunks, _task: task });
         Ok(Cursor { partition, chunk: None, at: (skip % chunk_rows as u64) as usize, more })
     }
 }
 
-/// A place in a partition's rows of an epoch.
+/// A place in the rows of a draw.
 struct Cursor {
     partition: PartitionId,
     chunk: Option<Chunk>,
     /// Within the order of the chunk, or of the first one to come.
     at: usize,
-    /// Where further chunks come from, and the task that reads them.
-    more: Option<(mpsc::Receiver<Result<Chunk, DataError>>, SpawnedTask<()>)>,
+    more: Option<Chunks>,
+}
+
+/// Where further chunks come from, and the task that reads them.
+struct Chunks {
+    chunks: mpsc::Receiver<Result<Chunk, DataError>>,
+    _task: SpawnedTask<()>,
 }
 
 impl Cursor {
@@ -317,7 +319,7 @@ impl Cursor {
 
     async fn next_chunk(&mut self, missing: usize) -> Result<Chunk, DataError> {
         let next = match &mut self.more {
-            Some((chunks, _)) => chunks.recv().await,
+            Some(more) => more.chunks.recv().await,
             None => None,
         };
         let lost = || FeedError::Lost { partition: self.partition, found: 0, expected: missing as u64 };

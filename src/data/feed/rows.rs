@@ -26,26 +26,35 @@ pub(super) struct Chunk {
     pub order: Vec<u32>,
 }
 
+/// What is drawn from a partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Draw {
+    /// Its training rows in the order of an epoch.
+    Epoch(u32),
+    /// Its held-out rows in their order.
+    HeldOut,
+}
+
 /// A partition's rows, decoded once: all, or the held-out ones.
 #[derive(Debug)]
 pub(super) struct Kept {
     x: Arc<Vec<f32>>,
     train: Vec<u32>,
-    /// Indices of the rows held out, in their order.
-    pub held_out: Vec<u32>,
+    held_out: Vec<u32>,
 }
 
 impl Kept {
-    /// The training rows in the order of an epoch.
-    pub fn epoch(&self, seed: u64, epoch: u32, partition: PartitionId) -> Chunk {
-        let mut order = self.train.clone();
-        SplitMix64::new(seed, Purpose::Epoch, &[epoch.into(), partition.0.into()]).shuffle(&mut order);
+    /// The rows of a draw.
+    pub fn draw(&self, draw: Draw, seed: u64, partition: PartitionId) -> Chunk {
+        let order = match draw {
+            Draw::Epoch(epoch) => {
+                let mut order = self.train.clone();
+                SplitMix64::new(seed, Purpose::Epoch, &[epoch.into(), partition.0.into()]).shuffle(&mut order);
+                order
+            }
+            Draw::HeldOut => self.held_out.clone(),
+        };
         Chunk { x: Arc::clone(&self.x), order }
-    }
-
-    /// Appends a row.
-    pub fn copy_row(&self, index: u32, width: usize, out: &mut Vec<f32>) {
-        copy_row(&self.x, index, width, out);
     }
 }
 
@@ -95,14 +104,9 @@ impl Source {
     }
 
     /// Reads the wanted rows of some splits, in order.
-    pub fn reader(self: &Arc<Self>, splits: Vec<Split>, wanted: Wanted) -> Reader {
+    fn reader(self: &Arc<Self>, splits: Vec<Split>, wanted: Wanted) -> Reader {
         let stream = read(&self.storage, &self.plan.dataset, splits, &self.columns);
         Reader { source: Arc::clone(self), stream, wanted, open: None, scratch: Vec::new() }
-    }
-
-    /// Reads the held-out rows of a partition, in order.
-    pub fn held_out(self: &Arc<Self>, partition: PartitionId) -> Reader {
-        self.reader(self.splits(partition), Wanted::HeldOut)
     }
 
     /// Decodes a partition, all of it or the rows held out.
@@ -127,47 +131,76 @@ impl Source {
         Ok(Kept { x: Arc::new(x), train, held_out })
     }
 
-    /// Sends an epoch's training rows in chunks of `chunk_rows`, each in an order of its own,
-    /// from the chunk that holds the training row `from`. The next chunk is read only once the
-    /// one before the last has been taken, so that two are in memory at most.
+    /// Sends the rows of a draw in chunks of `chunk_rows`, from the chunk that holds the row
+    /// `from` of the draw; those of an epoch each in an order of its own. The next chunk is
+    /// read only once the one before the last has been taken, so that two are in memory at most.
     pub async fn send_chunks(
         self: Arc<Self>,
-        epoch: u32,
+        draw: Draw,
         partition: PartitionId,
         chunk_rows: usize,
         from: u64,
         chunks: mpsc::Sender<Result<Chunk, DataError>>,
     ) {
-        let mut splits = self.splits(partition);
-        let parts = [epoch.into(), partition.0.into()];
-        SplitMix64::new(self.plan.partitions.seed, Purpose::Epoch, &parts).shuffle(&mut splits);
+        let seed = self.plan.partitions.seed;
         let first = from / chunk_rows as u64;
         let mut found = first * chunk_rows as u64;
-        let expected = self.expected(partition, Wanted::Train);
-        let mut reader = self.reader(skip_rows(splits, found, &self.held_out), Wanted::Train);
+        let mut splits = self.splits(partition);
+        let wanted = match draw {
+            Draw::Epoch(epoch) => {
+                SplitMix64::new(seed, Purpose::Epoch, &[epoch.into(), partition.0.into()]).shuffle(&mut splits);
+                Wanted::Train
+            }
+            Draw::HeldOut => Wanted::HeldOut,
+        };
+        let expected = self.expected(partition, wanted);
+        let mut reader = self.reader(self.skip(splits, found, wanted), wanted);
         for number in first.. {
             if found == expected {
                 return;
             }
             let Ok(place) = chunks.reserve().await else { return };
             let rows = (expected - found).min(chunk_rows as u64) as usize;
-            let chunk = self.chunk(&mut reader, rows, &[epoch.into(), partition.0.into(), number]).await;
-            let read = chunk.as_ref().map_or(rows, |chunk| chunk.order.len());
-            let failed = chunk.is_err();
-            found += read as u64;
-            place.send(if read == rows { chunk } else { Err(FeedError::Lost { partition, found, expected }.into()) });
-            if failed || read < rows {
-                return;
+            let mut x = Vec::with_capacity(rows * self.width);
+            if let Err(error) = reader.fill(rows, &mut x).await {
+                return place.send(Err(error));
             }
+            let read = x.len() / self.width;
+            found += read as u64;
+            if read < rows {
+                return place.send(Err(FeedError::Lost { partition, found, expected }.into()));
+            }
+            let mut order: Vec<u32> = (0..rows as u32).collect();
+            if let Draw::Epoch(epoch) = draw {
+                let parts = [epoch.into(), partition.0.into(), number];
+                SplitMix64::new(seed, Purpose::Chunk, &parts).shuffle(&mut order);
+            }
+            place.send(Ok(Chunk { x: Arc::new(x), order }));
         }
     }
 
-    async fn chunk(&self, reader: &mut Reader, rows: usize, parts: &[u64]) -> Result<Chunk, DataError> {
-        let mut x = Vec::with_capacity(rows * self.width);
-        reader.fill(rows, &mut x).await?;
-        let mut order: Vec<u32> = (0..(x.len() / self.width) as u32).collect();
-        SplitMix64::new(self.plan.partitions.seed, Purpose::Chunk, parts).shuffle(&mut order);
-        Ok(Chunk { x: Arc::new(x), order })
+    /// The splits without their first `rows` wanted rows.
+    fn skip(&self, splits: Vec<Split>, mut rows: u64, wanted: Wanted) -> Vec<Split> {
+        let mut left = Vec::with_capacity(splits.len());
+        for split in splits {
+            let mut end = 0;
+            if self.wants_all(wanted) {
+                end = rows.min(split.len());
+                rows -= end;
+            }
+            while rows > 0 && end < split.len() {
+                rows -= u64::from(self.wants(wanted, split.first_row + end));
+                end += 1;
+            }
+            if end < split.len() {
+                left.push(split.part(end..split.len()));
+            }
+        }
+        left
+    }
+
+    fn wants_all(&self, wanted: Wanted) -> bool {
+        wanted == Wanted::All || (wanted == Wanted::Train && self.held_out.is_empty())
     }
 
     fn wants(&self, wanted: Wanted, row: u64) -> bool {
@@ -200,18 +233,17 @@ impl Reader {
                     None => return Ok(()),
                 },
             };
-            rows -= self.take(batch, rows, out)?;
+            rows -= self.take(&batch, rows, out)?;
         }
         Ok(())
     }
 
     /// Appends up to `rows` wanted rows of a batch and keeps its rest.
-    fn take(&mut self, rows: Rows, limit: usize, out: &mut Vec<f32>) -> Result<usize, DataError> {
+    fn take(&mut self, rows: &Rows, limit: usize, out: &mut Vec<f32>) -> Result<usize, DataError> {
         let Self { source, wanted, scratch, .. } = self;
         let file = source.plan.dataset.files[rows.file].entry.location.to_string();
         let all = rows.batch.num_rows();
-        let everything = *wanted == Wanted::All || (*wanted == Wanted::Train && source.held_out.is_empty());
-        let (taken, end) = if everything {
+        let (taken, end) = if source.wants_all(*wanted) {
             let end = all.min(limit);
             source.plan.features.encode(&rows.batch.slice(0, end), &file, rows.row_in_file, out)?;
             (end, end)
@@ -223,7 +255,9 @@ impl Reader {
             // cheaper than encoding many short runs.
             scratch.clear();
             source.plan.features.encode(&rows.batch.slice(0, end), &file, rows.row_in_file, scratch)?;
-            places.iter().for_each(|place| copy_row(scratch, *place as u32, source.width, out));
+            for place in &places {
+                copy_row(scratch, *place as u32, source.width, out);
+            }
             (places.len(), end)
         };
         self.open = (end < all).then(|| Rows {
@@ -233,55 +267,5 @@ impl Reader {
             row: rows.row + end as u64,
         });
         Ok(taken)
-    }
-}
-
-/// The splits without their first `rows` training rows.
-fn skip_rows(splits: Vec<Split>, mut rows: u64, held_out: &Subset) -> Vec<Split> {
-    let mut left = Vec::with_capacity(splits.len());
-    for split in splits {
-        if rows == 0 {
-            left.push(split);
-            continue;
-        }
-        let mut end = 0;
-        if held_out.is_empty() {
-            end = rows.min(split.len());
-            rows -= end;
-        } else {
-            while rows > 0 && end < split.len() {
-                rows -= u64::from(!held_out.contains(split.first_row + end));
-                end += 1;
-            }
-        }
-        if end < split.len() {
-            left.push(split.part(end..split.len()));
-        }
-    }
-    left
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn skipping_counts_training_rows_only() {
-        let splits: Vec<Split> = [(40, 30), (0, 40), (70, 30)]
-            .map(|(first_row, rows)| Split { file: 0, row_group: 0, rows: 5..5 + rows, first_row })
-            .to_vec();
-        for fraction in [0.0, 0.3, 0.9] {
-            let held_out = Subset::new(3, Purpose::HoldOut, fraction);
-            let train = |splits: &[Split]| {
-                let rows = splits.iter().flat_map(Split::identities);
-                rows.filter(|row| !held_out.contains(*row)).collect::<Vec<_>>()
-            };
-            let all = train(&splits);
-            for skip in 0..=all.len() {
-                let left = skip_rows(splits.clone(), skip as u64, &held_out);
-                assert_eq!(train(&left), all[skip..], "{fraction} {skip}");
-                assert!(left.iter().all(|split| split.len() > 0));
-            }
-        }
     }
 }
