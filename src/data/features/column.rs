@@ -22,7 +22,7 @@ pub(super) trait Number: Copy {
 }
 
 /// The precision that numbers are scaled in.
-pub(super) trait Work: Copy + std::ops::Sub<Output = Self> + std::ops::Mul<Output = Self> {
+pub(super) trait Work: Copy + std::ops::Sub<Output = Self> + std::ops::Div<Output = Self> {
     fn single(self) -> f32;
     fn double(self) -> f64;
     /// The constants in this precision.

@@ -104,7 +104,7 @@ struct Lane<'a> {
     /// Its first feature.
     first: usize,
     offset: Constants,
-    factor: Constants,
+    divisor: Constants,
 }
 
 impl<'a> Lane<'a> {
@@ -115,8 +115,8 @@ impl<'a> Lane<'a> {
         first: usize,
     ) -> Result<Self, FeatureError> {
         let column = place.column(batch, &fitted.name, fitted.list)?;
-        let (offset, factor) = (Constants::new(&fitted.offset), Constants::new(&fitted.factor));
-        Ok(Self { fitted, column, place, first, offset, factor })
+        let (offset, divisor) = (Constants::new(&fitted.offset), Constants::new(&fitted.divisor));
+        Ok(Self { fitted, column, place, first, offset, divisor })
     }
 
     /// Writes its features of some rows; `out` holds exactly those rows.
@@ -130,12 +130,12 @@ impl<'a> Lane<'a> {
     /// Writes every value as if it were there; tells whether all results are finite.
     fn scale<T: Number>(&self, values: &[T], rows: Range<usize>, out: &mut [f32], stride: usize) -> bool {
         let offset = T::Work::of(&self.offset);
-        let factor = T::Work::of(&self.factor);
+        let divisor = T::Work::of(&self.divisor);
         let width = self.column.width();
         let mut infinite = 0;
-        if let ([offset], [factor], true) = (offset, factor, self.column.is_flat()) {
+        if let ([offset], [divisor], true) = (offset, divisor, self.column.is_flat()) {
             for (value, row) in values[rows].iter().zip(out.chunks_exact_mut(stride)) {
-                let feature = ((value.work() - *offset) * *factor).single();
+                let feature = ((value.work() - *offset) / *divisor).single();
                 infinite |= is_infinite(feature);
                 row[self.first] = feature;
             }
@@ -145,13 +145,13 @@ impl<'a> Lane<'a> {
             let Some(start) = self.column.start(row) else { continue };
             let out = &mut out[self.first..self.first + width];
             let values = &values[start..start + width];
-            if let ([offset], [factor]) = (offset, factor) {
+            if let ([offset], [divisor]) = (offset, divisor) {
                 for (feature, value) in out.iter_mut().zip(values) {
-                    *feature = ((value.work() - *offset) * *factor).single();
+                    *feature = ((value.work() - *offset) / *divisor).single();
                 }
             } else {
-                for (((feature, value), offset), factor) in out.iter_mut().zip(values).zip(offset).zip(factor) {
-                    *feature = ((value.work() - *offset) * *factor).single();
+                for (((feature, value), offset), divisor) in out.iter_mut().zip(values).zip(offset).zip(divisor) {
+                    *feature = ((value.work() - *offset) / *divisor).single();
                 }
             }
             infinite |= out.iter().fold(0, |any, feature| any | is_infinite(*feature));
@@ -199,7 +199,7 @@ impl<'a> Lane<'a> {
     fn fill(&self, element: usize) -> Option<f32> {
         let of = |constants: &[f64]| constants.get(element).or(constants.first()).copied();
         let fill = of(&self.fitted.fill)?;
-        Some(((fill - of(&self.fitted.offset)?) * of(&self.fitted.factor)?) as f32)
+        Some(((fill - of(&self.fitted.offset)?) / of(&self.fitted.divisor)?) as f32)
     }
 
     /// A list that is missing as a whole goes by the column's name.
@@ -237,7 +237,7 @@ mod tests {
             name: "c".to_owned(),
             list,
             offset: vec![0.0],
-            factor: vec![1.0],
+            divisor: vec![1.0],
             fill: Vec::new(),
             indicator: false,
             reject: false,
@@ -313,7 +313,7 @@ mod tests {
     #[test]
     fn what_is_missing_is_filled_before_scaling_and_indicated() {
         let scaled =
-            FittedColumn { offset: vec![10.0], factor: vec![0.5], fill: vec![12.0], indicator: true, ..fitted(None) };
+            FittedColumn { offset: vec![10.0], divisor: vec![2.0], fill: vec![12.0], indicator: true, ..fitted(None) };
         let column = Float32Array::from(vec![Some(10.0), None, Some(f32::NAN), Some(14.0)]);
         let expected = [0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 2.0, 0.0];
         assert_eq!(encode(scaled.clone(), Arc::new(column)).as_deref(), Ok(&expected[..]));
@@ -321,7 +321,7 @@ mod tests {
         let list = FittedColumn {
             list: Some(2),
             fill: vec![10.0, 20.0],
-            factor: vec![1.0, 2.0],
+            divisor: vec![1.0, 0.5],
             offset: vec![0.0, 1.0],
             ..scaled
         };
@@ -369,7 +369,7 @@ mod tests {
     fn blocks_and_columns_do_not_disturb_each_other() {
         let rows = 5000;
         let number = |name: &str| FittedColumn { name: name.to_owned(), offset: vec![1.0], ..fitted(None) };
-        let pixels = FittedColumn { name: "pixels".to_owned(), factor: vec![1.0 / 255.0], ..fitted(Some(100)) };
+        let pixels = FittedColumn { name: "pixels".to_owned(), divisor: vec![255.0], ..fitted(Some(100)) };
         let features = FittedFeatures { columns: vec![number("a"), pixels, number("b")] };
         let bytes = (0..rows).map(|row| Some((0..100).map(move |element| Some(((row * 7 + element) % 256) as u8))));
         let pixels = FixedSizeListArray::from_iter_primitive::<UInt8Type, _, _>(bytes, 100);
@@ -384,7 +384,7 @@ mod tests {
         for (row, features) in out.chunks_exact(102).enumerate() {
             assert_eq!(features[0], row as f32 / 2.0 - 1.0);
             assert_eq!(features[101], row as f32 - 1.0);
-            let pixel = |element: usize| ((row * 7 + element) % 256) as f32 * (1.0 / 255.0);
+            let pixel = |element: usize| ((row * 7 + element) % 256) as f32 / 255.0;
             assert!(features[1..101].iter().enumerate().all(|(element, feature)| *feature == pixel(element)));
         }
         let mut again = Vec::new();
@@ -401,7 +401,7 @@ mod tests {
         let third = 1.0 / 3.0;
         let column = FittedColumn {
             offset: vec![0.1 + 0.2, 5e-324],
-            factor: vec![third, f64::MAX],
+            divisor: vec![third, f64::MAX],
             fill: vec![-0.0],
             ..fitted(Some(2))
         };

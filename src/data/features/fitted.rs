@@ -8,7 +8,7 @@ pub struct FittedFeatures {
     pub(super) columns: Vec<FittedColumn>,
 }
 
-/// One column: its features are `(value - offset) * factor`, then its indicator.
+/// One column: its features are `(value - offset) / divisor`, then its indicator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct FittedColumn {
     pub name: String,
@@ -19,7 +19,7 @@ pub(super) struct FittedColumn {
     pub offset: Vec<f64>,
     /// One for all elements, or one each.
     #[serde(with = "exact")]
-    pub factor: Vec<f64>,
+    pub divisor: Vec<f64>,
     /// In place of missing values, before scaling: one for all elements, or one each; empty
     /// where a missing value is an error.
     #[serde(with = "exact")]

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   features: of the file ──layout──▶ FeatureLayout ──fit, one pass──▶ FittedFeatures ──encode──▶ f32 rows
-//!                            columns, shapes            offset, factor, fill        (value - offset) * factor
+//!                            columns, shapes            offset, divisor, fill        (value - offset) / divisor
 //! ```
 //!
 //! Every column is a fixed number of values per row (one, or as many as its lists have
