@@ -2,7 +2,12 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
-use crate::remedy::{Remedied, Remedy};
+use annotate_snippets::{AnnotationKind, Group, Level, Origin, Renderer, Snippet};
+
+use crate::{
+    limits,
+    remedy::{Remedied, Remedy},
+};
 
 /// One fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +18,17 @@ pub struct Fault {
     pub span: Range<usize>,
     /// The way out, if there is one to name.
     pub help: Option<String>,
+    /// The file that `span` points into, where it is not the pipeline file: a SQL file.
+    pub elsewhere: Option<Arc<SqlFile>>,
+}
+
+/// A SQL file that a pipeline file names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SqlFile {
+    /// Its path.
+    pub path: String,
+    /// Its text; empty if it could not be read.
+    pub text: String,
 }
 
 /// All faults of one file; `Display` gives them with marked excerpts.
@@ -26,9 +42,47 @@ pub struct Faults {
     pub faults: Vec<Fault>,
 }
 
+impl Faults {
+    /// The faults with marked excerpts, for a terminal that shows colours or one that does not.
+    pub fn render(&self, color: bool) -> String {
+        let renderer = if color { Renderer::styled() } else { Renderer::plain() };
+        let mut out = String::new();
+        for fault in self.faults.iter().take(limits::FAULTS_SHOWN) {
+            out.push_str(&self.excerpt(fault, &renderer));
+            out.push_str("\n\n");
+        }
+        let count = self.faults.len();
+        let plural = if count == 1 { "" } else { "s" };
+        out.push_str(&format!("{count} fault{plural} in {}", self.file));
+        if count > limits::FAULTS_SHOWN {
+            out.push_str(&format!(", the first {} shown", limits::FAULTS_SHOWN));
+        }
+        out
+    }
+
+    fn excerpt(&self, fault: &Fault, renderer: &Renderer) -> String {
+        let (path, text) = match &fault.elsewhere {
+            Some(file) => (file.path.as_str(), file.text.as_str()),
+            None => (self.file.as_str(), &*self.text),
+        };
+        let span = within(text, &fault.span);
+        let title = Level::ERROR.primary_title(printable(&fault.message));
+        let group: Group<'_> = if span.is_empty() && fault.span.is_empty() && span.start == 0 {
+            title.element(Origin::path(path))
+        } else {
+            title.element(Snippet::source(text).path(path).annotation(AnnotationKind::Primary.span(span)))
+        };
+        let group = match &fault.help {
+            Some(help) => group.element(Level::HELP.message(printable(help))),
+            None => group,
+        };
+        renderer.render(&[group])
+    }
+}
+
 impl fmt::Display for Faults {
-    fn fmt(&self, _f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        unimplemented!()
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.render(false))
     }
 }
 
@@ -38,4 +92,33 @@ impl Remedied for Faults {
     fn remedy(&self) -> Remedy {
         Remedy::FixFile
     }
+}
+
+/// The choice that a mistyped word may mean.
+pub fn nearest<'a>(word: &str, choices: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let allowed = (word.chars().count() / 3).max(1);
+    let word = word.to_lowercase();
+    choices
+        .into_iter()
+        .map(|choice| (strsim::damerau_levenshtein(&word, &choice.to_lowercase()), choice))
+        .filter(|(distance, _)| *distance <= allowed)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, choice)| choice)
+}
+
+/// A hint that names the choice which a mistyped word may mean.
+pub fn did_you_mean<'a>(word: &str, choices: impl IntoIterator<Item = &'a str>) -> Option<String> {
+    nearest(word, choices).map(|choice| format!("did you mean `{choice}`?"))
+}
+
+/// A span that lies within the text, on character boundaries.
+fn within(text: &str, span: &Range<usize>) -> Range<usize> {
+    let start = text.floor_char_boundary(span.start.min(text.len()));
+    let end = text.ceil_char_boundary(span.end.min(text.len()));
+    start..end.max(start)
+}
+
+/// Text of the user's without characters that would steer a terminal.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
 }

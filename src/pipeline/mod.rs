@@ -5,14 +5,18 @@
 //!                 └───────────── every fault, with line and column, in one `Faults` ─────────────┘
 //! ```
 
+mod check;
+mod decode;
 mod document;
 mod faults;
+mod params;
 mod plan;
 mod schema;
 pub mod spec;
+mod sql;
 
 pub use document::Origin;
-pub use faults::{Fault, Faults};
+pub use faults::{Fault, Faults, SqlFile, did_you_mean};
 pub use plan::{
     EmbeddingPlan, FeaturePlan, ModelPlan, NetPlan, Optimizer, PartitionPlan, PipelinePlan, RunPlan, SourcePlan,
     TrainPlan, TransformPlan,

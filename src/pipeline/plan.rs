@@ -3,12 +3,17 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
+use sha2::{Digest, Sha256};
+
 use super::{
-    document::Origin,
-    faults::Faults,
+    check::{Checker, read_text},
+    decode::{Mended, decode},
+    document::{self, Origin},
+    faults::{Fault, Faults},
+    params::{self, Params},
     spec::{
-        Activation, CsvSpec, DeviceKind, EarlyStopping, FileFormat, Keep, Loss, Missing, PartitionBy, Scale, Schedule,
-        VectorEncoding,
+        Activation, CsvSpec, DeviceKind, EarlyStopping, FileFormat, Keep, Loss, Missing, PartitionBy, PipelineSpec,
+        Scale, Schedule, TransformSpec, VectorEncoding,
     },
 };
 use crate::storage::Location;
@@ -44,8 +49,98 @@ impl PipelinePlan {
     /// relative overrides of type `path` count from. Reads the file and the SQL files that it
     /// names, nothing else. Gives back all faults together.
     pub fn read(file: &Path, overrides: &[(String, String)], working_dir: &Path) -> Result<Self, Faults> {
-        let _ = (file, overrides, working_dir);
-        unimplemented!()
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let working_dir = absolute(working_dir);
+        let path = working_dir.join(file);
+        let name = file.display().to_string();
+        let text: Arc<str> = read_text(&path)
+            .map_err(|message| {
+                let fault = Fault { message, span: 0..0, help: None, elsewhere: None };
+                Faults { file: name.clone(), text: "".into(), faults: vec![fault] }
+            })?
+            .into();
+        let folder = path.parent().unwrap_or(&working_dir);
+        let (root, mut faults) = document::parse(&text);
+        let Some(root) = root else { return Err(Faults { file: name, text, faults }) };
+        let mut origin = Origin::new(name, text, root);
+        let plan = Self::check(&mut origin, overrides, folder, &working_dir, &mut faults);
+        match plan {
+            Some(plan) if faults.is_empty() => Ok(Self { origin: Arc::new(origin), ..plan }),
+            _ => {
+                if faults.is_empty() {
+                    faults.push(Fault { message: "this is no pipeline file".into(), span: 0..0, help: None, elsewhere: None });
+                }
+                faults.sort_by_key(|fault| (fault.elsewhere.is_some(), fault.span.start, fault.span.end));
+                faults.dedup();
+                Err(origin.into_faults(faults))
+            }
+        }
+    }
+
+    /// The plan of a tree, as far as it can be made; it holds only if there are no faults.
+    fn check(
+        origin: &mut Origin,
+        overrides: &[(String, String)],
+        folder: &Path,
+        working_dir: &Path,
+        faults: &mut Vec<Fault>,
+    ) -> Option<Self> {
+        let params = Params::declare(origin, overrides, folder, working_dir, faults);
+        let (value, unfilled, broken) = params::fill(origin, &params);
+        faults.extend(unfilled);
+        let mut mended = Mended::default();
+        broken.into_iter().for_each(|path| mended.insert(path));
+        let spec = decode(value, origin, &mut mended, faults)?;
+        let mut checker = Checker { origin, params: &params, mended: &mended, folder, faults: Vec::new() };
+        checker.names(&spec);
+        let store = checker.store(&spec.store);
+        let run = checker.run(&spec.run);
+        let sources: Vec<_> = spec.sources.iter().filter_map(|(name, spec)| checker.source(name, spec)).collect();
+        let transforms = checker.transforms(&spec.transforms);
+        let models: Vec<_> =
+            spec.models.iter().map(|(name, spec)| checker.model(name, spec, run.executors)).collect();
+        let embeddings = spec.embeddings.iter().map(|(name, embedding)| {
+            let from = spec.models.get(&embedding.model).map(|model| model.from.as_str());
+            checker.embedding(name, embedding, from)
+        });
+        let embeddings = embeddings.collect();
+        faults.append(&mut checker.faults);
+        let mut plan = Self {
+            name: spec.name.clone(),
+            spec_hash: String::new(),
+            params: params.texts(),
+            store: store?,
+            run,
+            sources,
+            transforms,
+            models,
+            embeddings,
+            origin: Arc::new(origin.clone()),
+        };
+        plan.spec_hash = plan.hash(spec);
+        Some(plan)
+    }
+
+    /// SHA-256 over the file's meaning as canonical JSON: paths absolute, SQL by content,
+    /// the number of partitions settled.
+    fn hash(&self, mut spec: PipelineSpec) -> String {
+        spec.params.clear();
+        spec.run.executors = 1;
+        self.store.as_str().clone_into(&mut spec.store);
+        for source in &self.sources {
+            spec.sources.entry(source.name.clone()).and_modify(|spec| source.location.as_str().clone_into(&mut spec.path));
+        }
+        for transform in &self.transforms {
+            let by_content = TransformSpec { sql: Some(transform.sql.clone()), file: None };
+            spec.transforms.insert(transform.name.clone(), by_content);
+        }
+        for model in &self.models {
+            let count = Some(model.partition.count);
+            spec.models.entry(model.name.clone()).and_modify(|spec| spec.partition.count = count);
+        }
+        let mut value = serde_json::to_value(spec).unwrap_or_default();
+        value.sort_all_objects();
+        Sha256::digest(value.to_string()).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// The source of that name.
