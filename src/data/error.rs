@@ -5,6 +5,7 @@ use std::error::Error;
 use arrow::datatypes::DataType;
 use datafusion::error::DataFusionError;
 
+use super::{features::FeatureError, feed::FeedError};
 use crate::{
     pipeline::Faults,
     remedy::{Remedied, Remedy},
@@ -165,7 +166,13 @@ pub enum DataError {
         /// What does not fit, and the way out.
         message: String,
     },
-    /// A query failed.
+    /// Rows cannot become features.
+    #[error(transparent)]
+    Feature(#[from] FeatureError),
+    /// A feed gave out.
+    #[error(transparent)]
+    Feed(#[from] FeedError),
+    /// DataFusion could not plan or run a query.
     #[error("table `{table}`: the query failed")]
     Query {
         /// The source or transform.
@@ -212,6 +219,8 @@ impl Remedied for DataError {
             Self::Query { source, .. } => query_remedy(source),
             Self::Unreadable { .. } => Remedy::CheckStorage,
             Self::Unwritable { .. } => Remedy::FixTarget,
+            Self::Feature(error) => error.remedy(),
+            Self::Feed(error) => error.remedy(),
         }
     }
 }
@@ -262,11 +271,9 @@ fn own(error: DataFusionError) -> Result<DataError, DataFusionError> {
             other => Err(DataFusionError::from(other)),
         },
         DataFusionError::ArrowError(error, trace) => match *error {
-            arrow::error::ArrowError::ExternalError(error) => {
-                own_of_cause(error).map_err(|error| {
-                    DataFusionError::ArrowError(Box::new(arrow::error::ArrowError::ExternalError(error)), trace)
-                })
-            }
+            arrow::error::ArrowError::ExternalError(error) => own_of_cause(error).map_err(|error| {
+                DataFusionError::ArrowError(Box::new(arrow::error::ArrowError::ExternalError(error)), trace)
+            }),
             other => Err(DataFusionError::ArrowError(Box::new(other), trace)),
         },
         other => Err(other),

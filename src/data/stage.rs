@@ -125,7 +125,8 @@ async fn read_counts(storage: &Storage, folder: &Location) -> Result<Option<Coun
 
 async fn publish(storage: &Storage, aside: &Location, folder: &Location, counts: &Counts) -> Result<(), DataError> {
     let file = aside.join(COUNTS_FILE);
-    let json = serde_json::to_vec(counts).map_err(|error| DataError::Unwritable { file: file.clone(), source: error.into() })?;
+    let json = serde_json::to_vec(counts)
+        .map_err(|error| DataError::Unwritable { file: file.clone(), source: error.into() })?;
     storage.create(&file, json.into()).await?;
     Ok(storage.rename_folder(aside, folder).await?)
 }
@@ -219,7 +220,9 @@ impl Target {
                 working.spawn(async move { Ok::<_, DataError>((place, target.write_stream(place, rows).await?)) });
             }
             let Some(done) = working.join_next().await else { break };
-            let done = done.map_err(|error| DataError::query(&self.table, datafusion::error::DataFusionError::ExecutionJoin(Box::new(error))))?;
+            let done = done.map_err(|error| {
+                DataError::query(&self.table, datafusion::error::DataFusionError::ExecutionJoin(Box::new(error)))
+            })?;
             let (place, (file, rejected)) = done?;
             files.insert(place, file);
             rejects.add(&rejected);
@@ -409,7 +412,8 @@ impl Deal {
             if rows.is_empty() {
                 continue;
             }
-            let batch = interleave_record_batch(&batches, rows).map_err(|error| unwritable(&file.location, error.into()))?;
+            let batch =
+                interleave_record_batch(&batches, rows).map_err(|error| unwritable(&file.location, error.into()))?;
             rows.clear();
             file.write(&batch).await?;
             file.flush().await?;
@@ -451,7 +455,8 @@ impl Rejects {
         let mut rejected = vec![false; batch.num_rows()];
         for (place, _, count) in &mut self.columns {
             let missing = missing(batch.column(*place));
-            *count += missing.iter().zip(&rejected).filter(|(missing, rejected)| **missing && !**rejected).count() as u64;
+            *count +=
+                missing.iter().zip(&rejected).filter(|(missing, rejected)| **missing && !**rejected).count() as u64;
             rejected.iter_mut().zip(missing).for_each(|(rejected, missing)| *rejected |= missing);
         }
         filter_record_batch(batch, &rejected.into_iter().map(|rejected| Some(!rejected)).collect::<BooleanArray>())
