@@ -174,6 +174,16 @@ fn keys() {
 }
 
 #[test]
+fn a_flood_of_faults_is_cut() {
+    let many: String = (0..60).map(|number| format!("  unheard_of_{number}: 1\n")).collect();
+    let faults = read(GOOD.replace("run:\n", &format!("run:\n{many}")), &[]).unwrap_err();
+    assert_eq!(faults.faults.len(), 60);
+    let shown = faults.to_string();
+    assert_eq!(shown.matches("error: ").count(), 50);
+    assert!(shown.ends_with("60 faults in p.yaml, the first of them shown"), "{shown}");
+}
+
+#[test]
 fn types() {
     check_all(
         "latent: 8",
