@@ -384,10 +384,8 @@ impl<'a> Places<'a> {
         let line = mark.line().max(1) - 1;
         let Some(&start) = self.line_starts.get(line) else { return self.text.len() };
         let known = self.last;
-        let (column, from) = match known.line == line && known.column <= mark.col() && known.byte >= start {
-            true => (known.column, known.byte),
-            false => (0, start),
-        };
+        let ahead = known.line == line && known.column <= mark.col() && known.byte >= start;
+        let (column, from) = if ahead { (known.column, known.byte) } else { (0, start) };
         let rest = &self.text[from..];
         let byte = rest.char_indices().nth(mark.col() - column).map_or(self.text.len(), |(at, _)| from + at);
         self.last = Place { line, column: mark.col(), byte };

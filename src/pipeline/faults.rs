@@ -53,11 +53,8 @@ impl Faults {
         }
         let count = self.faults.len();
         let plural = if count == 1 { "" } else { "s" };
-        out.push_str(&format!("{count} fault{plural} in {}", self.file));
-        if count > limits::FAULTS_SHOWN {
-            out.push_str(&format!(", the first {} shown", limits::FAULTS_SHOWN));
-        }
-        out
+        let rest = if count > limits::FAULTS_SHOWN { ", the first of them shown" } else { "" };
+        out + &format!("{count} fault{plural} in {}{rest}", self.file)
     }
 
     fn excerpt(&self, fault: &Fault, renderer: &Renderer) -> String {

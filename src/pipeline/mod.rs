@@ -1,9 +1,12 @@
 //! The pipeline file: from text to a checked plan. No I/O beyond the text itself.
 //!
 //! ```text
-//!   text ──document──▶ tree with positions ──params──▶ values ──▶ PipelineSpec ──plan──▶ PipelinePlan
-//!                 └───────────── every fault, with line and column, in one `Faults` ─────────────┘
+//!   text ──document──▶ tree with positions ──params──▶ values ──decode──▶ PipelineSpec ──check──▶ PipelinePlan
+//!                 └────────────────── every fault, with line and column, in one `Faults` ──────────────┘
 //! ```
+//!
+//! Each step goes on behind a fault as far as that makes sense, and reports no consequence of
+//! a fault that it has reported already.
 
 mod check;
 mod decode;

@@ -41,8 +41,8 @@ impl Params {
             let param = match (kind(&entry.value), given) {
                 (None, _) => Ok(None),
                 (Some(kind), Some((name, text))) => parse(kind, text, working_dir)
-                    .map(|param| Some(param))
-                    .map_err(|message| Fault { span: 0..0, ..fault(format!("--param {name}: {message}"), None) }),
+                    .map(Some)
+                    .map_err(|message| fault(format!("--param {name}: {message}"), None)),
                 (Some(kind), None) => default(origin, &entry.key, &entry.value, kind, folder).map(Some),
             };
             params.insert(
@@ -89,7 +89,7 @@ impl Params {
                     out.filled(&filled, found..end);
                 }
                 Ok(None) => known = false,
-                Err((message, help)) => faults.push(Fault { span: found..end, ..fault(message, help) }),
+                Err(fault) => faults.push(Fault { span: found..end, ..fault }),
             }
             at = end;
         }
@@ -100,14 +100,14 @@ impl Params {
         Ok(known.then_some(out))
     }
 
-    /// The value of what stands between `${` and `}`.
-    fn reference(&self, inner: &str) -> Result<Option<(Value, String)>, (String, Option<String>)> {
+    /// The value, typed and as text, of what stands between `${` and `}`; the fault has no span.
+    fn reference(&self, inner: &str) -> Result<Option<(Value, String)>, Fault> {
         let name_end = inner.find(['+', '-']).unwrap_or(inner.len());
         let (name, shift) = (inner[..name_end].trim(), inner[name_end..].trim());
         let Some(param) = self.0.get(name) else {
             let help = did_you_mean(name, self.0.keys().map(String::as_str))
                 .unwrap_or_else(|| "declare it under `params`, or write `$${` for a plain `${`".to_owned());
-            return Err((format!("there is no parameter `{name}`"), Some(help)));
+            return Err(fault(format!("there is no parameter `{name}`"), Some(help)));
         };
         let Some(param) = param else { return Ok(None) };
         if shift.is_empty() {
@@ -116,14 +116,14 @@ impl Params {
         let form = || Some("write a date moved by whole days, such as `${ds-1d}` or `${ds+7d}`".to_owned());
         let date = match param.kind {
             ParamType::Date => param.text.parse::<NaiveDate>().ok(),
-            _ => return Err((format!("`{name}` is not a date and cannot be moved by `{shift}`"), form())),
+            _ => return Err(fault(format!("`{name}` is not a date and cannot be moved by `{shift}`"), form())),
         };
         let days = shift[1..].trim().strip_suffix('d').and_then(|days| days.parse::<u64>().ok()).map(Days::new);
         let (Some(date), Some(days)) = (date, days) else {
-            return Err((format!("`{shift}` is no number of days"), form()));
+            return Err(fault(format!("`{shift}` is no number of days"), form()));
         };
         let moved = if shift.starts_with('-') { date.checked_sub_days(days) } else { date.checked_add_days(days) };
-        let moved = moved.ok_or_else(|| (format!("`{inner}` is beyond the calendar"), None))?.to_string();
+        let moved = moved.ok_or_else(|| fault(format!("`{inner}` is beyond the calendar"), None))?.to_string();
         Ok(Some((Value::from(moved.as_str()), moved)))
     }
 }
@@ -170,10 +170,8 @@ impl Expanded {
         if range.is_empty() {
             return start..start;
         }
-        let end = piece(range.end - 1).map_or(start, |p| match p.literal {
-            true => p.source.start + (range.end - p.start),
-            false => p.source.end,
-        });
+        let end = piece(range.end - 1)
+            .map_or(start, |p| if p.literal { p.source.start + (range.end - p.start) } else { p.source.end });
         start..end.max(start)
     }
 }

@@ -94,7 +94,9 @@ impl PipelinePlan {
         let (value, unfilled, broken) = params::fill(origin, &params);
         faults.extend(unfilled);
         let mut mended = Mended::default();
-        broken.into_iter().for_each(|path| mended.insert(path));
+        for path in broken {
+            mended.insert(path);
+        }
         let spec = decode(value, origin, &mut mended, faults)?;
         let mut checker = Checker { origin, params: &params, mended: &mended, folder, faults: Vec::new() };
         checker.names(&spec);
@@ -146,7 +148,7 @@ impl PipelinePlan {
         }
         let mut value = serde_json::to_value(spec).unwrap_or_default();
         value.sort_all_objects();
-        Sha256::digest(value.to_string()).iter().map(|byte| format!("{byte:02x}")).collect()
+        format!("{:x}", Sha256::digest(value.to_string()))
     }
 
     /// The source of that name.

@@ -17,13 +17,15 @@ pub fn json_schema() -> Value {
             allow_parameters(definition);
         }
     }
-    let mut titled = Map::from_iter([
-        ("$schema".to_owned(), schema["$schema"].take()),
+    // What a reader looks for first comes first; the generator puts it last.
+    let mut root = Map::from_iter([
+        ("$schema".to_owned(), schema["$schema"].clone()),
         ("title".to_owned(), json!("Emberflow pipeline")),
     ]);
-    titled
-        .extend(schema.as_object().cloned().unwrap_or_default().into_iter().filter(|(key, _)| !key.starts_with("$s")));
-    titled.into()
+    for (key, value) in schema.as_object().into_iter().flatten() {
+        root.entry(key).or_insert_with(|| value.clone());
+    }
+    root.into()
 }
 
 /// Where a number, a boolean or one of some choices stands, `${name}` may stand too; text

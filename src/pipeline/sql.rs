@@ -286,6 +286,17 @@ mod tests {
     }
 
     #[test]
+    fn shipped_queries_are_queries() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
+        let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(files.len() >= 3);
+        for file in files {
+            let read = tables(&std::fs::read_to_string(&file).unwrap()).map_err(|fault| fault.message);
+            assert!(read.is_ok_and(|tables| !tables.is_empty()), "{}", file.display());
+        }
+    }
+
+    #[test]
     fn tables_in_order() {
         for (sql, expected) in [
             ("SELECT 1", &[][..]),

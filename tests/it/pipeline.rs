@@ -174,6 +174,16 @@ fn keys() {
 }
 
 #[test]
+fn a_flood_of_faults_is_cut() {
+    let many: String = (0..60).map(|number| format!("  unheard_of_{number}: 1\n")).collect();
+    let faults = read(GOOD.replace("run:\n", &format!("run:\n{many}")), &[]).unwrap_err();
+    assert_eq!(faults.faults.len(), 60);
+    let shown = faults.to_string();
+    assert_eq!(shown.matches("error: ").count(), 50);
+    assert!(shown.ends_with("60 faults in p.yaml, the first of them shown"), "{shown}");
+}
+
+#[test]
 fn types() {
     check_all(
         "latent: 8",
@@ -627,10 +637,29 @@ fn shipped_pipelines_have_no_faults() {
     assert_eq!(names, ["mnist", "nsl_kdd"]);
 }
 
-#[test]
-fn gen_schema() {
-    std::fs::write("docs/pipeline.schema.json", serde_json::to_string_pretty(&json_schema()).unwrap() + "\n").unwrap();
+/// The transform's SQL fits the file's header, and gives every row the same id each time.
+#[tokio::test]
+async fn the_nsl_kdd_transform_fits_its_data() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let plan = PipelinePlan::read(&root.join("pipelines/nsl_kdd.yaml"), &[], root).unwrap();
+    let session = datafusion::prelude::SessionContext::new();
+    let data = root.join("pipelines/data/nsl-kdd-test.csv").display().to_string();
+    session.register_csv("raw_connections", data, datafusion::prelude::CsvReadOptions::new()).await.unwrap();
+    let table = session.sql(&plan.transforms[0].sql).await.unwrap();
+    let names: Vec<_> = table.schema().fields().iter().map(|field| field.name().clone()).collect();
+    for pattern in plan.models[0].features.iter().flat_map(|feature| &feature.columns) {
+        let part = pattern.trim_matches('*');
+        assert!(names.iter().any(|name| name.contains(part)), "{pattern} matches none of {names:?}");
+    }
+    let first = table.filter(datafusion::prelude::col("id").eq(datafusion::prelude::lit(1))).unwrap();
+    let row = |batches: Vec<arrow::array::RecordBatch>| {
+        arrow::util::pretty::pretty_format_batches(&batches).unwrap().to_string()
+    };
+    let once = row(first.clone().collect().await.unwrap());
+    assert_eq!(once, row(first.collect().await.unwrap()));
+    assert_eq!(once.lines().count(), 5, "{once}");
 }
+
 #[test]
 fn the_schema_is_the_one_that_editors_are_given() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/pipeline.schema.json");

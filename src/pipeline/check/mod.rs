@@ -394,7 +394,7 @@ pub(super) fn read_text(path: &Path) -> Result<String, String> {
     }
     String::from_utf8(bytes).map_err(|error| {
         let valid = error.utf8_error().valid_up_to();
-        let line = 1 + error.as_bytes()[..valid].iter().filter(|&&byte| byte == b'\n').count();
+        let line = error.as_bytes()[..valid].split(|byte| *byte == b'\n').count();
         format!("line {line} is not UTF-8 text")
     })
 }

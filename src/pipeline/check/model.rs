@@ -88,10 +88,8 @@ impl Checker<'_> {
         }
         self.require(widths.contains(&spec.latent), &[at[0], at[1], "latent"], &message, "");
         let cross_entropy = spec.train.loss == Loss::BinaryCrossEntropy;
-        let output = spec.output_activation.unwrap_or(match cross_entropy {
-            true => Activation::Sigmoid,
-            false => Activation::Identity,
-        });
+        let output =
+            spec.output_activation.unwrap_or(if cross_entropy { Activation::Sigmoid } else { Activation::Identity });
         if cross_entropy && output != Activation::Sigmoid {
             let help = "write `sigmoid`, or leave it out".to_owned();
             let path = [at[0], at[1], "output_activation"];
