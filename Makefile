@@ -44,7 +44,7 @@ cuda: needs-rust ## Type-check the GPU code
 ci: check test ## What CI runs
 
 hdfs: needs-test ## A NameNode and two DataNodes on this machine, until Ctrl-C
-	tests/hdfs/cluster.sh
+	tests/hdfs/cluster.py
 
 bench: build ## Emberflow beside PyTorch on the same job
 	benches/run.sh

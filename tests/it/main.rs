@@ -9,6 +9,7 @@ mod data;
 mod data_feed;
 mod embed;
 mod hdfs;
+mod hdfs_cluster;
 mod learn;
 mod pipeline;
 mod query;
