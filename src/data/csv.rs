@@ -82,8 +82,7 @@ fn whole_records(sample: &[u8]) -> usize {
 }
 
 fn format(csv: &CsvSpec) -> Format {
-    let format =
-        Format::default().with_header(csv.header).with_delimiter(u8::try_from(csv.delimiter).unwrap_or(b','));
+    let format = Format::default().with_header(csv.header).with_delimiter(u8::try_from(csv.delimiter).unwrap_or(b','));
     // The library takes missing text as a pattern only; letters, digits and `_` need no escape.
     let escaped = csv.null.iter().flat_map(|text| text.chars()).fold(String::new(), |mut pattern, letter| {
         if letter.is_ascii() && !letter.is_ascii_alphanumeric() && letter != '_' {

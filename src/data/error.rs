@@ -84,14 +84,6 @@ pub enum DataError {
         /// What the decoder found.
         source: Cause,
     },
-    /// A file cannot be read now.
-    #[error("{file}: cannot be read")]
-    Unreadable {
-        /// The file.
-        file: Location,
-        /// What the store said.
-        source: Cause,
-    },
     /// A file is not any more what it was when the run first looked.
     #[error("{file}: changed under the run: {change}")]
     Changed {
@@ -210,7 +202,6 @@ impl Remedied for DataError {
             | Self::DuplicateColumn { .. }
             | Self::CsvLine { .. } => Remedy::FixData,
             Self::Query { source, .. } => query_remedy(source),
-            Self::Unreadable { .. } => Remedy::CheckStorage,
             Self::Unwritable { .. } => Remedy::FixTarget,
         }
     }
@@ -242,6 +233,22 @@ impl DataError {
     }
 }
 
+impl DataError {
+    /// A file of ours that cannot be written: storage's own word where it has one.
+    pub(super) fn unwritable(file: &Location, error: impl Into<Cause>) -> Self {
+        match StorageError::of(file, error) {
+            Ok(error) => error.into(),
+            Err(source) => Self::Unwritable { file: file.clone(), source },
+        }
+    }
+
+    /// Whether a decoder failed somewhere below a query, which does not tell in which file.
+    pub(super) fn is_of_decoder(&self) -> bool {
+        let Self::Query { source, .. } = self else { return false };
+        matches!(source.find_root(), DataFusionError::ParquetError(_) | DataFusionError::ArrowError(_, _))
+    }
+}
+
 /// Unpacks the error of ours that a scan handed through the engine.
 fn own(error: DataFusionError) -> Result<DataError, DataFusionError> {
     match error {
@@ -262,11 +269,9 @@ fn own(error: DataFusionError) -> Result<DataError, DataFusionError> {
             other => Err(DataFusionError::from(other)),
         },
         DataFusionError::ArrowError(error, trace) => match *error {
-            arrow::error::ArrowError::ExternalError(error) => {
-                own_of_cause(error).map_err(|error| {
-                    DataFusionError::ArrowError(Box::new(arrow::error::ArrowError::ExternalError(error)), trace)
-                })
-            }
+            arrow::error::ArrowError::ExternalError(error) => own_of_cause(error).map_err(|error| {
+                DataFusionError::ArrowError(Box::new(arrow::error::ArrowError::ExternalError(error)), trace)
+            }),
             other => Err(DataFusionError::ArrowError(Box::new(other), trace)),
         },
         other => Err(other),

@@ -24,7 +24,7 @@ pub(super) struct PartitionColumns {
     pub(super) values: Vec<Vec<ScalarValue>>,
 }
 
-/// Reads the folders of `files` below `base`, the source's path within its store.
+/// Reads the folders of `files` below `base`, the source's path.
 pub(super) fn partition_columns(
     table: &str,
     base: &str,
@@ -32,7 +32,7 @@ pub(super) fn partition_columns(
     declared: &BTreeMap<String, DataType>,
 ) -> Result<PartitionColumns, DataError> {
     let folders: Vec<Vec<(String, Option<String>)>> =
-        files.iter().map(|file| pairs(below(base, file.path().as_ref()))).collect();
+        files.iter().map(|file| pairs(below(base, file.location().path()))).collect();
     let Some(first) = folders.first() else { return Ok(PartitionColumns::default()) };
     let keys: Vec<String> = first.iter().map(|(key, _)| key.clone()).collect();
     for (file, folder) in files.iter().zip(&folders) {

@@ -7,7 +7,9 @@ use arrow::{
     buffer::Buffer,
     datatypes::{Schema, SchemaRef},
     error::ArrowError,
-    ipc::{Block, MetadataVersion, convert::fb_to_schema, reader::FileDecoder, reader::read_footer_length, root_as_footer},
+    ipc::{
+        Block, MetadataVersion, convert::fb_to_schema, reader::FileDecoder, reader::read_footer_length, root_as_footer,
+    },
 };
 use futures::{Stream, StreamExt, TryStreamExt, stream};
 

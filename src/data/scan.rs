@@ -23,7 +23,13 @@ use datafusion::{
 };
 use futures::{StreamExt, TryStreamExt, stream};
 
-use super::{DataError, file::SnapshotFile, source::SourceTable, source::format_of, spark_hash};
+use super::{
+    DataError,
+    file::SnapshotFile,
+    parquet,
+    source::{Content, SourceTable, format_of},
+    spark_hash,
+};
 use crate::{
     limits,
     pipeline::{PipelinePlan, SourcePlan, TransformPlan, spec::FileFormat},
@@ -131,6 +137,18 @@ impl Engine {
     /// A source or transform.
     pub(super) async fn table(&self, table: &str) -> Result<DataFrame, DataError> {
         self.session.table(TableReference::bare(table)).await.map_err(|error| DataError::query(table, error))
+    }
+
+    /// Reads all Parquet files until one cannot be decoded.
+    pub(super) async fn find_damaged(&self) -> Option<DataError> {
+        for file in self.sources.values().flat_map(|source| source.files()) {
+            if let Content::Parquet(metadata, _) = &file.content
+                && let Err(error) = parquet::decode_all(&file.file, metadata).await
+            {
+                return Some(error);
+            }
+        }
+        None
     }
 
     /// The files of a source; `None` for a transform.

@@ -198,8 +198,11 @@ mod tests {
 
     #[test]
     fn types_meet() {
-        use DataType::{Boolean, Decimal128, Float32, Float64, Int8, Int32, Int64, LargeUtf8, Null, UInt8, UInt32, UInt64, Utf8};
-        let check = |types: &[DataType], expected: Option<DataType>| assert_eq!(joined(types, false), expected, "{types:?}");
+        use DataType::{
+            Boolean, Decimal128, Float32, Float64, Int8, Int32, Int64, LargeUtf8, Null, UInt8, UInt32, UInt64, Utf8,
+        };
+        let check =
+            |types: &[DataType], expected: Option<DataType>| assert_eq!(joined(types, false), expected, "{types:?}");
         check(&[Int32, Int64], Some(Int64));
         check(&[Float32, Float64], Some(Float64));
         check(&[Int32, Float32], Some(Float64));
@@ -236,10 +239,27 @@ mod tests {
     }
 
     fn any_type() -> impl Strategy<Value = DataType> {
-        use DataType::{Boolean, Float32, Float64, Int8, Int16, Int32, Int64, LargeUtf8, Null, UInt8, UInt16, UInt32, UInt64, Utf8};
+        use DataType::{
+            Boolean, Float32, Float64, Int8, Int16, Int32, Int64, LargeUtf8, Null, UInt8, UInt16, UInt32, UInt64, Utf8,
+        };
         let simple = prop::sample::select(vec![
-            Null, Boolean, Int8, Int16, Int32, Int64, UInt8, UInt16, UInt32, UInt64, Float32, Float64, Utf8, LargeUtf8,
-            DataType::Decimal128(10, 2), DataType::Decimal128(20, 0), DataType::Date32,
+            Null,
+            Boolean,
+            Int8,
+            Int16,
+            Int32,
+            Int64,
+            UInt8,
+            UInt16,
+            UInt32,
+            UInt64,
+            Float32,
+            Float64,
+            Utf8,
+            LargeUtf8,
+            DataType::Decimal128(10, 2),
+            DataType::Decimal128(20, 0),
+            DataType::Date32,
         ]);
         (simple, 0..3).prop_map(|(item, kind)| match kind {
             0 => item,

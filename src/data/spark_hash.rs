@@ -7,9 +7,7 @@
 use std::sync::Arc;
 
 use arrow::{
-    array::{
-        Array, ArrayRef, AsArray, BooleanArray, Int32Array, Int64Array, OffsetSizeTrait, PrimitiveArray,
-    },
+    array::{Array, ArrayRef, AsArray, BooleanArray, Int32Array, Int64Array, OffsetSizeTrait, PrimitiveArray},
     datatypes::{
         ArrowPrimitiveType, DataType, Date32Type, Date64Type, Decimal128Type, Float32Type, Float64Type, TimeUnit,
         TimestampMicrosecondType, TimestampMillisecondType, TimestampNanosecondType, TimestampSecondType, UInt64Type,
@@ -18,8 +16,7 @@ use arrow::{
 use datafusion::{
     error::{DataFusionError, Result},
     logical_expr::{
-        ColumnarValue, ScalarUDF, Signature, SimpleScalarUDF, TypeSignature, Volatility,
-        ScalarFunctionImplementation,
+        ColumnarValue, ScalarFunctionImplementation, ScalarUDF, Signature, SimpleScalarUDF, TypeSignature, Volatility,
     },
     scalar::ScalarValue,
 };
@@ -59,7 +56,11 @@ fn positive_remainder(number: i64, divisor: i64) -> Option<i64> {
 
 fn result(arguments: &[ColumnarValue], rows: ArrayRef) -> Result<ColumnarValue> {
     let all_scalar = arguments.iter().all(|argument| matches!(argument, ColumnarValue::Scalar(_)));
-    Ok(if all_scalar { ColumnarValue::Scalar(ScalarValue::try_from_array(&rows, 0)?) } else { ColumnarValue::Array(rows) })
+    Ok(if all_scalar {
+        ColumnarValue::Scalar(ScalarValue::try_from_array(&rows, 0)?)
+    } else {
+        ColumnarValue::Array(rows)
+    })
 }
 
 /// The partition of each row: Spark's `pmod(hash(columns), count)`.
@@ -113,9 +114,14 @@ fn not_null_hasher(column: &dyn Array) -> Result<Hasher<'_>> {
             Box::new(|row, seed| hash_unscaled(i128::from(values.value(row)), seed))
         }
         // Adding 0 turns -0 into 0; all NaN are one.
-        DataType::Float32 => int::<Float32Type>(column, |value| {
-            if value.is_nan() { 0x7fc0_0000 } else { (value + 0.0).to_bits() as i32 }
-        }),
+        DataType::Float32 => {
+            int::<Float32Type>(
+                column,
+                |value| {
+                    if value.is_nan() { 0x7fc0_0000 } else { (value + 0.0).to_bits() as i32 }
+                },
+            )
+        }
         DataType::Float64 => long::<Float64Type>(column, |value| {
             if value.is_nan() { 0x7ff8_0000_0000_0000 } else { (value + 0.0).to_bits() as i64 }
         }),

@@ -23,7 +23,6 @@ use object_store::buffered::BufWriter;
 use parquet::{
     arrow::AsyncArrowWriter,
     basic::{Compression, ZstdLevel},
-    errors::ParquetError,
     file::properties::{EnabledStatistics, WriterProperties},
     schema::types::ColumnPath,
 };
@@ -96,7 +95,9 @@ pub(super) async fn stage(
             if let Err(error) = storage.remove(&aside).await {
                 tracing::warn!(%error, "unfinished staged rows could not be removed");
             }
-            Err(error)
+            // The engine does not say in which file a decoder failed.
+            let damaged = if error.is_of_decoder() { engine.find_damaged().await } else { None };
+            Err(damaged.unwrap_or(error))
         }
     }
 }
@@ -125,7 +126,7 @@ async fn read_counts(storage: &Storage, folder: &Location) -> Result<Option<Coun
 
 async fn publish(storage: &Storage, aside: &Location, folder: &Location, counts: &Counts) -> Result<(), DataError> {
     let file = aside.join(COUNTS_FILE);
-    let json = serde_json::to_vec(counts).map_err(|error| DataError::Unwritable { file: file.clone(), source: error.into() })?;
+    let json = serde_json::to_vec(counts).map_err(|error| DataError::unwritable(&file, error))?;
     storage.create(&file, json.into()).await?;
     Ok(storage.rename_folder(aside, folder).await?)
 }
@@ -219,7 +220,9 @@ impl Target {
                 working.spawn(async move { Ok::<_, DataError>((place, target.write_stream(place, rows).await?)) });
             }
             let Some(done) = working.join_next().await else { break };
-            let done = done.map_err(|error| DataError::query(&self.table, datafusion::error::DataFusionError::ExecutionJoin(Box::new(error))))?;
+            let done = done.map_err(|error| {
+                DataError::query(&self.table, datafusion::error::DataFusionError::ExecutionJoin(Box::new(error)))
+            })?;
             let (place, (file, rejected)) = done?;
             files.insert(place, file);
             rejects.add(&rejected);
@@ -293,7 +296,7 @@ impl Target {
         let schema = Arc::new(Schema::new(fields));
         let upload = BufWriter::with_capacity(store, path, upload_bytes as usize);
         let writer = AsyncArrowWriter::try_new(upload, schema.clone(), Some(properties(&schema)))
-            .map_err(|error| unwritable(&location, error))?;
+            .map_err(|error| DataError::unwritable(&location, error))?;
         let staged = StagedFile { name, rows: 0, partition };
         Ok(PartFile { location, writer, columns: (0..self.columns).collect(), open_bytes: 0, staged })
     }
@@ -317,10 +320,6 @@ fn properties(schema: &Schema) -> WriterProperties {
         .build()
 }
 
-fn unwritable(file: &Location, error: ParquetError) -> DataError {
-    DataError::Unwritable { file: file.clone(), source: error.into() }
-}
-
 /// A file being written.
 struct PartFile {
     location: Location,
@@ -333,9 +332,9 @@ struct PartFile {
 
 impl PartFile {
     async fn write(&mut self, batch: &RecordBatch) -> Result<(), DataError> {
-        let batch = batch.project(&self.columns).map_err(|error| unwritable(&self.location, error.into()))?;
+        let batch = batch.project(&self.columns).map_err(|error| DataError::unwritable(&self.location, error))?;
         let flushed = self.writer.flushed_row_groups().len();
-        self.writer.write(&batch).await.map_err(|error| unwritable(&self.location, error))?;
+        self.writer.write(&batch).await.map_err(|error| DataError::unwritable(&self.location, error))?;
         self.staged.rows += batch.num_rows() as u64;
         if self.writer.flushed_row_groups().len() > flushed {
             self.open_bytes = 0;
@@ -347,11 +346,11 @@ impl PartFile {
 
     async fn flush(&mut self) -> Result<(), DataError> {
         self.open_bytes = 0;
-        self.writer.flush().await.map_err(|error| unwritable(&self.location, error))
+        self.writer.flush().await.map_err(|error| DataError::unwritable(&self.location, error))
     }
 
     async fn finish(self) -> Result<StagedFile, DataError> {
-        self.writer.close().await.map_err(|error| unwritable(&self.location, error))?;
+        self.writer.close().await.map_err(|error| DataError::unwritable(&self.location, error))?;
         Ok(self.staged)
     }
 }
@@ -409,7 +408,8 @@ impl Deal {
             if rows.is_empty() {
                 continue;
             }
-            let batch = interleave_record_batch(&batches, rows).map_err(|error| unwritable(&file.location, error.into()))?;
+            let batch = interleave_record_batch(&batches, rows)
+                .map_err(|error| DataError::unwritable(&file.location, error))?;
             rows.clear();
             file.write(&batch).await?;
             file.flush().await?;
@@ -451,7 +451,8 @@ impl Rejects {
         let mut rejected = vec![false; batch.num_rows()];
         for (place, _, count) in &mut self.columns {
             let missing = missing(batch.column(*place));
-            *count += missing.iter().zip(&rejected).filter(|(missing, rejected)| **missing && !**rejected).count() as u64;
+            *count +=
+                missing.iter().zip(&rejected).filter(|(missing, rejected)| **missing && !**rejected).count() as u64;
             rejected.iter_mut().zip(missing).for_each(|(rejected, missing)| *rejected |= missing);
         }
         filter_record_batch(batch, &rejected.into_iter().map(|rejected| Some(!rejected)).collect::<BooleanArray>())

@@ -3,9 +3,7 @@
 use std::{error::Error, io::Write, path::Path, sync::Arc};
 
 use arrow::{
-    array::{
-        ArrayRef, AsArray, Float32Array, Float64Array, Int32Array, Int64Array, RecordBatch, StringArray,
-    },
+    array::{ArrayRef, AsArray, Float32Array, Float64Array, Int32Array, Int64Array, RecordBatch, StringArray},
     compute::concat_batches,
     datatypes::{DataType, Int32Type, Int64Type},
     util::pretty::pretty_format_batches,
@@ -82,7 +80,12 @@ impl World {
         Ok(Arc::new(data::prepare(&self.storage, &self.plan, &engine, table, needs, &staging).await?))
     }
 
-    async fn read(&self, dataset: &Arc<Dataset>, splits: Vec<Split>, columns: &[&str]) -> Result<Vec<data::Rows>, DataError> {
+    async fn read(
+        &self,
+        dataset: &Arc<Dataset>,
+        splits: Vec<Split>,
+        columns: &[&str],
+    ) -> Result<Vec<data::Rows>, DataError> {
         let columns: Vec<String> = columns.iter().map(|&name| name.to_owned()).collect();
         data::read(&self.storage, dataset, splits, &columns).try_collect().await
     }
@@ -403,7 +406,10 @@ async fn staging_twice_gives_the_same_rows() {
         let second = world.prepare("t", &needs(&["x", "id"]), "two").await.unwrap();
         let shape = |dataset: &Dataset| dataset.files.iter().map(|file| file.row_groups.clone()).collect::<Vec<_>>();
         assert_eq!(shape(&first), shape(&second), "{sql}");
-        assert_eq!(world.all(&first, &["x", "id"]).await, world.all(&second, &["id", "x"]).await.project(&[1, 0]).unwrap());
+        assert_eq!(
+            world.all(&first, &["x", "id"]).await,
+            world.all(&second, &["id", "x"]).await.project(&[1, 0]).unwrap()
+        );
         if sql == row_wise {
             let ids = world.all(&first, &["id"]).await;
             let expected: Vec<i64> = (0..20_000).filter(|id| id % 3 > 0).collect();
@@ -444,7 +450,18 @@ async fn hash_deals_as_spark_does() {
         let partitions: Vec<_> = dataset.files.iter().map(|file| file.partition).collect();
         assert_eq!(partitions, (0..count).map(|p| Some(PartitionId(p))).collect::<Vec<_>>());
         let sql = format!("SELECT id, pmod(spark_hash(id), {count}) AS p FROM rows ORDER BY p, id");
-        let expected = async { world.engine().await?.session().sql(&sql).await.unwrap().collect().await.map_err(|error| DataError::query("t", error)) };
+        let expected = async {
+            world
+                .engine()
+                .await?
+                .session()
+                .sql(&sql)
+                .await
+                .unwrap()
+                .collect()
+                .await
+                .map_err(|error| DataError::query("t", error))
+        };
         let expected = expected.await.unwrap();
         let expected = concat_batches(&expected[0].schema(), &expected).unwrap();
         let rows = world.all(&dataset, &["id"]).await;
