@@ -78,3 +78,13 @@ pub const MIN_MEMORY_BYTES: u64 = 64 << 20;
 
 /// Faults of one pipeline file that are printed at most.
 pub const FAULTS_SHOWN: usize = 50;
+
+/// Rows that quantiles are taken from: their rank is then right to 0.2% (standard error), and
+/// exact where there are no more rows.
+pub const SAMPLE_ROWS: usize = 65_536;
+
+/// Values in that sample over all columns that want quantiles: 32 MiB.
+pub const SAMPLE_VALUES: usize = 4 << 20;
+
+/// Row groups that are read at the same time to learn scaling and fill values.
+pub const FIT_TASKS: usize = 8;

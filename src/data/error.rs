@@ -5,6 +5,7 @@ use std::error::Error;
 use arrow::datatypes::DataType;
 use datafusion::error::DataFusionError;
 
+use super::{features::FeatureError, feed::FeedError};
 use crate::{
     pipeline::Faults,
     remedy::{Remedied, Remedy},
@@ -157,7 +158,13 @@ pub enum DataError {
         /// What does not fit, and the way out.
         message: String,
     },
-    /// A query failed.
+    /// Rows cannot become features.
+    #[error(transparent)]
+    Feature(#[from] FeatureError),
+    /// A feed gave out.
+    #[error(transparent)]
+    Feed(#[from] FeedError),
+    /// DataFusion could not plan or run a query.
     #[error("table `{table}`: the query failed")]
     Query {
         /// The source or transform.
@@ -203,6 +210,8 @@ impl Remedied for DataError {
             | Self::CsvLine { .. } => Remedy::FixData,
             Self::Query { source, .. } => query_remedy(source),
             Self::Unwritable { .. } => Remedy::FixTarget,
+            Self::Feature(error) => error.remedy(),
+            Self::Feed(error) => error.remedy(),
         }
     }
 }

@@ -89,16 +89,9 @@ fn decode(text: &str) -> Cow<'_, str> {
     let mut rest = text.as_bytes();
     while let Some((&byte, after)) = rest.split_first() {
         let code = after.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
-        match code.and_then(|hex| u8::from_str_radix(hex, 16).ok()).filter(|_| byte == b'%') {
-            Some(decoded) => {
-                bytes.push(decoded);
-                rest = &after[2..];
-            }
-            None => {
-                bytes.push(byte);
-                rest = after;
-            }
-        }
+        let decoded = code.and_then(|hex| u8::from_str_radix(hex, 16).ok()).filter(|_| byte == b'%');
+        bytes.push(decoded.unwrap_or(byte));
+        rest = if decoded.is_some() { &after[2..] } else { after };
     }
     String::from_utf8(bytes).map_or(Cow::Borrowed(text), Cow::Owned)
 }

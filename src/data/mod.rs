@@ -25,13 +25,14 @@ mod prepare;
 mod read;
 mod scan;
 mod schema;
+mod shuffle;
 mod source;
 mod spark_hash;
 mod stage;
 
 pub use error::DataError;
-pub use features::{FeatureLayout, FittedFeatures, fit};
-pub use feed::{Batch, EpochFeed, Feed, FeedPlan};
+pub use features::{FeatureError, FeatureLayout, FittedFeatures, fit};
+pub use feed::{Batch, EpochFeed, Feed, FeedError, FeedPlan};
 pub use partition::{Partition, Partitions, Split, StepPlan, deal, is_held_out};
 pub use prepare::{DataFile, Dataset, Needs, RowGroup, in_place, prepare};
 pub use read::{Rows, all_splits, read};

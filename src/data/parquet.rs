@@ -178,14 +178,9 @@ pub(super) fn row_groups(metadata: &ParquetMetaData, schema: &Schema, columns: &
 fn leaf_bytes(group: &RowGroupMetaData, leaf: usize, root: &DataType) -> u64 {
     let column = group.column(leaf);
     let values = column.num_values().max(0) as u64;
-    match value_width(root) {
-        Some(width) => values * width,
-        // Dictionaries make the encoded size of text a weak guide; writers that know better say so.
-        None => {
-            let text = column.unencoded_byte_array_data_bytes().unwrap_or(column.uncompressed_size());
-            values * 4 + text.max(column.uncompressed_size()).max(0) as u64
-        }
-    }
+    // Dictionaries make the encoded size of text a weak guide; writers that know better say so.
+    let text = || column.unencoded_byte_array_data_bytes().unwrap_or(0).max(column.uncompressed_size()).max(0) as u64;
+    value_width(root).map_or_else(|| values * 4 + text(), |width| values * width)
 }
 
 /// Width of one value of a column or of a list's items, where all have one.
