@@ -85,14 +85,6 @@ pub enum DataError {
         /// What the decoder found.
         source: Cause,
     },
-    /// A file cannot be read now.
-    #[error("{file}: cannot be read")]
-    Unreadable {
-        /// The file.
-        file: Location,
-        /// What the store said.
-        source: Cause,
-    },
     /// A file is not any more what it was when the run first looked.
     #[error("{file}: changed under the run: {change}")]
     Changed {
@@ -217,7 +209,6 @@ impl Remedied for DataError {
             | Self::DuplicateColumn { .. }
             | Self::CsvLine { .. } => Remedy::FixData,
             Self::Query { source, .. } => query_remedy(source),
-            Self::Unreadable { .. } => Remedy::CheckStorage,
             Self::Unwritable { .. } => Remedy::FixTarget,
             Self::Feature(error) => error.remedy(),
             Self::Feed(error) => error.remedy(),
@@ -248,6 +239,22 @@ impl DataError {
                 }
             }
         }
+    }
+}
+
+impl DataError {
+    /// A file of ours that cannot be written: storage's own word where it has one.
+    pub(super) fn unwritable(file: &Location, error: impl Into<Cause>) -> Self {
+        match StorageError::of(file, error) {
+            Ok(error) => error.into(),
+            Err(source) => Self::Unwritable { file: file.clone(), source },
+        }
+    }
+
+    /// Whether a decoder failed somewhere below a query, which does not tell in which file.
+    pub(super) fn is_of_decoder(&self) -> bool {
+        let Self::Query { source, .. } = self else { return false };
+        matches!(source.find_root(), DataFusionError::ParquetError(_) | DataFusionError::ArrowError(_, _))
     }
 }
 

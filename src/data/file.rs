@@ -6,7 +6,7 @@ use bytes::Bytes;
 use object_store::{ObjectStore, ObjectStoreExt, path::Path};
 
 use super::{DataError, error::Cause};
-use crate::storage::{FileEntry, Location, Storage};
+use crate::storage::{FileEntry, Location, Storage, StorageError};
 
 /// A file and the store that holds it. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -32,11 +32,6 @@ impl SnapshotFile {
     /// The place, for messages.
     pub(super) fn location(&self) -> &Location {
         &self.entry.location
-    }
-
-    /// The path within its store.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// The file in the terms of its store.
@@ -84,10 +79,10 @@ impl SnapshotFile {
 
     /// A failed read.
     fn unreadable(&self, error: object_store::Error) -> DataError {
-        let file = self.entry.location.clone();
-        match error {
-            object_store::Error::NotFound { .. } => DataError::Changed { file, change: "it is gone".to_owned() },
-            error => DataError::Unreadable { file, source: Box::new(error) },
+        let file = &self.entry.location;
+        match StorageError::new(file, error) {
+            StorageError::NotFound(_) => DataError::Changed { file: file.clone(), change: "it is gone".to_owned() },
+            error => error.into(),
         }
     }
 

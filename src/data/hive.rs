@@ -24,7 +24,7 @@ pub(super) struct PartitionColumns {
     pub(super) values: Vec<Vec<ScalarValue>>,
 }
 
-/// Reads the folders of `files` below `base`, the source's path within its store.
+/// Reads the folders of `files` below `base`, the source's path.
 pub(super) fn partition_columns(
     table: &str,
     base: &str,
@@ -32,7 +32,7 @@ pub(super) fn partition_columns(
     declared: &BTreeMap<String, DataType>,
 ) -> Result<PartitionColumns, DataError> {
     let folders: Vec<Vec<(String, Option<String>)>> =
-        files.iter().map(|file| pairs(below(base, file.path().as_ref()))).collect();
+        files.iter().map(|file| pairs(below(base, file.location().path()))).collect();
     let Some(first) = folders.first() else { return Ok(PartitionColumns::default()) };
     let keys: Vec<String> = first.iter().map(|(key, _)| key.clone()).collect();
     for (file, folder) in files.iter().zip(&folders) {
@@ -89,16 +89,9 @@ fn decode(text: &str) -> Cow<'_, str> {
     let mut rest = text.as_bytes();
     while let Some((&byte, after)) = rest.split_first() {
         let code = after.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
-        match code.and_then(|hex| u8::from_str_radix(hex, 16).ok()).filter(|_| byte == b'%') {
-            Some(decoded) => {
-                bytes.push(decoded);
-                rest = &after[2..];
-            }
-            None => {
-                bytes.push(byte);
-                rest = after;
-            }
-        }
+        let decoded = code.and_then(|hex| u8::from_str_radix(hex, 16).ok()).filter(|_| byte == b'%');
+        bytes.push(decoded.unwrap_or(byte));
+        rest = if decoded.is_some() { &after[2..] } else { after };
     }
     String::from_utf8(bytes).map_or(Cow::Borrowed(text), Cow::Owned)
 }

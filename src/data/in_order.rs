@@ -7,6 +7,7 @@
 
 use std::{fmt, sync::Arc};
 
+use arrow::datatypes::SchemaRef;
 use datafusion::{
     common::{
         config::ConfigOptions,
@@ -65,6 +66,11 @@ impl OrderedQuery {
             Ok(Self { plan, context: state.task_ctx() })
         };
         plan.await.map_err(|error| DataError::query(table, error))
+    }
+
+    /// The columns.
+    pub(super) fn schema(&self) -> SchemaRef {
+        self.plan.schema()
     }
 
     /// The streams, which together, in their order, give the query's rows.

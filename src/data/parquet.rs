@@ -12,9 +12,10 @@ use datafusion::{
     },
     physical_plan::metrics::ExecutionPlanMetricsSet,
 };
-use futures::{FutureExt, future::BoxFuture};
+use futures::{FutureExt, TryStreamExt, future::BoxFuture};
 use parquet::{
     arrow::{
+        ParquetRecordBatchStreamBuilder,
         arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions},
         async_reader::AsyncFileReader,
         parquet_to_arrow_schema,
@@ -24,6 +25,7 @@ use parquet::{
 };
 
 use super::{DataError, file::SnapshotFile, prepare::RowGroup};
+use crate::limits;
 
 /// Read with the footer's length in one request: enough for most footers.
 const FOOTER_BYTES: usize = 64 << 10;
@@ -68,6 +70,18 @@ pub(super) fn arrow_schema(metadata: &ParquetMetaData) -> ParquetResult<SchemaRe
 pub(super) fn decoder_metadata(metadata: &Arc<ParquetMetaData>) -> ParquetResult<ArrowReaderMetadata> {
     let options = ArrowReaderOptions::new().with_schema(arrow_schema(metadata)?);
     ArrowReaderMetadata::try_new(metadata.clone(), options)
+}
+
+/// Decodes all rows of a file for nothing but the errors.
+pub(super) async fn decode_all(file: &SnapshotFile, metadata: &Arc<ParquetMetaData>) -> Result<(), DataError> {
+    let reader = FileReader::new(file.clone(), metadata.clone(), false);
+    let decode = async {
+        let builder = ParquetRecordBatchStreamBuilder::new_with_metadata(reader, decoder_metadata(metadata)?);
+        let mut rows = builder.with_batch_size(limits::BATCH_ROWS).build()?;
+        while rows.try_next().await?.is_some() {}
+        Ok(())
+    };
+    decode.await.map_err(|error| file.parquet_error(error))
 }
 
 /// Reads a file with its footer at hand; looks once whether the file is still the one listed.
@@ -164,14 +178,9 @@ pub(super) fn row_groups(metadata: &ParquetMetaData, schema: &Schema, columns: &
 fn leaf_bytes(group: &RowGroupMetaData, leaf: usize, root: &DataType) -> u64 {
     let column = group.column(leaf);
     let values = column.num_values().max(0) as u64;
-    match value_width(root) {
-        Some(width) => values * width,
-        // Dictionaries make the encoded size of text a weak guide; writers that know better say so.
-        None => {
-            let text = column.unencoded_byte_array_data_bytes().unwrap_or(column.uncompressed_size());
-            values * 4 + text.max(column.uncompressed_size()).max(0) as u64
-        }
-    }
+    // Dictionaries make the encoded size of text a weak guide; writers that know better say so.
+    let text = || column.unencoded_byte_array_data_bytes().unwrap_or(0).max(column.uncompressed_size()).max(0) as u64;
+    value_width(root).map_or_else(|| values * 4 + text(), |width| values * width)
 }
 
 /// Width of one value of a column or of a list's items, where all have one.

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use arrow::datatypes::{DataType, Schema, SchemaRef};
-use parquet::file::metadata::ParquetMetaData;
+use parquet::file::{metadata::ParquetMetaData, statistics::Statistics};
 
 use super::{
     DataError,
@@ -155,7 +155,7 @@ fn may_miss(metadata: &ParquetMetaData, schema: &Schema, column: &str) -> bool {
     let leaves = (0..descriptor.num_columns()).filter(|&leaf| descriptor.get_column_root_idx(leaf) == root);
     let no_nulls = |leaf: usize| {
         let statistics = metadata.row_groups().iter().map(|group| group.column(leaf).statistics());
-        statistics.into_iter().all(|statistics| statistics.and_then(|s| s.null_count_opt()) == Some(0))
+        statistics.into_iter().all(|statistics| statistics.and_then(Statistics::null_count_opt) == Some(0))
     };
     has_floats(schema.field(root).data_type()) || !leaves.into_iter().all(no_nulls)
 }

@@ -119,7 +119,7 @@ impl Reader {
         let rows = batches.map(move |batch| {
             let batch = batch.map_err(|error| opened.file.parquet_error(error))?;
             let batch = opened.arrange(&batch).map_err(|error| opened.file.corrupt(error))?;
-            let rows = Rows { file, row_in_file, row, batch };
+            let rows = Rows { batch, file, row_in_file, row };
             row_in_file += rows.batch.num_rows() as u64;
             row += rows.batch.num_rows() as u64;
             Ok(rows)

@@ -24,7 +24,13 @@ use datafusion::{
 };
 use futures::{StreamExt, TryStreamExt, stream};
 
-use super::{DataError, file::SnapshotFile, source::SourceTable, source::format_of, spark_hash};
+use super::{
+    DataError,
+    file::SnapshotFile,
+    parquet,
+    source::{Content, SourceTable, format_of},
+    spark_hash,
+};
 use crate::{
     limits,
     pipeline::{PipelinePlan, SourcePlan, TransformPlan, spec::FileFormat},
@@ -134,6 +140,31 @@ impl Engine {
         self.session.table(TableReference::bare(table)).await.map_err(|error| DataError::query(table, error))
     }
 
+    /// Bytes, as they lie in the file, of the largest row group of the Parquet sources.
+    pub(super) fn largest_row_group_bytes(&self) -> u64 {
+        let footers = self.sources.values().flat_map(|source| source.files()).filter_map(|file| match &file.content {
+            Content::Parquet(metadata, _) => Some(metadata),
+            _ => None,
+        });
+        footers
+            .flat_map(|footer| footer.row_groups())
+            .map(|group| group.compressed_size().max(0) as u64)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Reads all Parquet files until one cannot be decoded.
+    pub(super) async fn find_damaged(&self) -> Option<DataError> {
+        for file in self.sources.values().flat_map(|source| source.files()) {
+            if let Content::Parquet(metadata, _) = &file.content
+                && let Err(error) = parquet::decode_all(&file.file, metadata).await
+            {
+                return Some(error);
+            }
+        }
+        None
+    }
+
     /// The files of a source; `None` for a transform.
     pub(super) fn source(&self, table: &str) -> Option<&SourceTable> {
         self.sources.get(table).map(Arc::as_ref)
@@ -191,8 +222,8 @@ async fn register_transform(
 ) -> Result<(), DataError> {
     let only_queries = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
     let query = session.sql_with_options(&transform.sql, only_queries).await;
-    let query = query.map_err(|error| sql_fault(plan, transform, error))?;
-    if let Some(expression) = volatile(query.logical_plan()).map_err(|error| sql_fault(plan, transform, error))? {
+    let query = query.map_err(|error| sql_fault(plan, transform, &error))?;
+    if let Some(expression) = volatile(query.logical_plan()).map_err(|error| sql_fault(plan, transform, &error))? {
         let message = format!("`{expression}` gives other values each time, so a run could not be repeated");
         let help = "derive it from the row: `spark_hash(column)` gives each row the same number each time".to_owned();
         return Err(fault(plan, transform, message, Some(help)));
@@ -218,7 +249,7 @@ fn fault(plan: &PipelinePlan, transform: &TransformPlan, message: String, help: 
 }
 
 /// A query that cannot be planned, with what was probably meant.
-fn sql_fault(plan: &PipelinePlan, transform: &TransformPlan, error: DataFusionError) -> DataError {
+fn sql_fault(plan: &PipelinePlan, transform: &TransformPlan, error: &DataFusionError) -> DataError {
     let (message, help) = match error.find_root() {
         DataFusionError::SchemaError(error, _) => match error.as_ref() {
             SchemaError::FieldNotFound { field, valid_fields } => {

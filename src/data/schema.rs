@@ -115,8 +115,12 @@ fn common(a: &DataType, b: &DataType) -> Option<DataType> {
         (a, b) if is_number(a) && is_number(b) => number(a, b),
         (Utf8 | Utf8View | LargeUtf8, Utf8 | Utf8View | LargeUtf8) => Some(LargeUtf8),
         (Binary | BinaryView | LargeBinary, Binary | BinaryView | LargeBinary) => Some(LargeBinary),
-        (&Decimal128(p, s), &Decimal128(q, t)) => decimal(p, s, q, t),
-        (Timestamp(a, zone), Timestamp(b, other)) if zone == other => Some(Timestamp(finer(*a, *b), zone.clone())),
+        (&Decimal128(digits, scale), &Decimal128(other_digits, other_scale)) => {
+            decimal([(digits, scale), (other_digits, other_scale)])
+        }
+        (Timestamp(unit, zone), Timestamp(other, other_zone)) if zone == other_zone => {
+            Some(Timestamp(finer(*unit, *other), zone.clone()))
+        }
         (a, b) => list(a, b),
     }
 }
@@ -151,10 +155,11 @@ fn number(a: &DataType, b: &DataType) -> Option<DataType> {
     })
 }
 
-fn decimal(p: u8, s: i8, q: u8, t: i8) -> Option<DataType> {
-    let scale = s.max(t);
-    let whole = (i16::from(p) - i16::from(s)).max(i16::from(q) - i16::from(t));
-    let precision = u8::try_from(whole + i16::from(scale)).ok()?;
+/// Enough digits before the point and behind it, if 38 hold them.
+fn decimal(types: [(u8, i8); 2]) -> Option<DataType> {
+    let scale = types[0].1.max(types[1].1);
+    let [whole, other] = types.map(|(digits, scale)| i16::from(digits) - i16::from(scale));
+    let precision = u8::try_from(whole.max(other) + i16::from(scale)).ok()?;
     (precision <= 38).then_some(DataType::Decimal128(precision, scale))
 }
 
@@ -166,11 +171,11 @@ fn finer(a: TimeUnit, b: TimeUnit) -> TimeUnit {
 /// Lists meet if their items do; a fixed size is kept only if it is the same.
 fn list(a: &DataType, b: &DataType) -> Option<DataType> {
     use DataType::{FixedSizeList, LargeList, List};
-    let (List(x) | LargeList(x) | FixedSizeList(x, _)) = a else { return None };
-    let (List(y) | LargeList(y) | FixedSizeList(y, _)) = b else { return None };
-    let item = Field::new("item", common(x.data_type(), y.data_type())?, true);
+    let (List(item) | LargeList(item) | FixedSizeList(item, _)) = a else { return None };
+    let (List(other) | LargeList(other) | FixedSizeList(other, _)) = b else { return None };
+    let item = Field::new("item", common(item.data_type(), other.data_type())?, true);
     Some(match (a, b) {
-        (FixedSizeList(_, m), FixedSizeList(_, n)) if m == n => FixedSizeList(item.into(), *m),
+        (FixedSizeList(_, width), FixedSizeList(_, other)) if width == other => FixedSizeList(item.into(), *width),
         (LargeList(_), _) | (_, LargeList(_)) => LargeList(item.into()),
         _ => List(item.into()),
     })

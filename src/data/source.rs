@@ -47,7 +47,7 @@ use crate::{
         SourcePlan,
         spec::{CsvSpec, FileFormat},
     },
-    storage::{FileEntry, Location, Storage},
+    storage::{FileEntry, Storage},
 };
 
 /// Pieces smaller than this are not worth a stream of their own.
@@ -140,13 +140,12 @@ impl SourceTable {
         let no_files = || DataError::NoFiles { table: source.name.clone(), location: source.location.clone() };
         let format = format_of(source, entries)?.ok_or_else(no_files)?;
         let first = entries.first().ok_or_else(no_files)?;
-        let (_, base) = storage.open(&source.location)?;
         let files: Vec<SnapshotFile> =
             entries.iter().map(|entry| SnapshotFile::new(storage, entry.clone())).collect::<Result<_, _>>()?;
-        let folders = partition_columns(&source.name, base.as_ref(), &files, declared)?;
+        let folders = partition_columns(&source.name, source.location.path(), &files, declared)?;
         let sample_bytes = limits::CSV_SAMPLE_BYTES.min(64 * limits::CSV_SAMPLE_BYTES / files.len()).max(1 << 16);
         let contents: Vec<Content> = stream::iter(files.clone())
-            .map(|file| open_file(&source.name, file, format, &source.csv, sample_bytes))
+            .map(|file| open_unchanged(&source.name, file, format, &source.csv, sample_bytes))
             .buffered(limits::FILES_AT_ONCE)
             .try_collect()
             .await?;
@@ -160,7 +159,7 @@ impl SourceTable {
         let files = files.into_iter().zip(folders.values).zip(contents);
         Ok(Self {
             name: source.name.as_str().into(),
-            url: store_url(&first.location)?,
+            url: ObjectStoreUrl::parse(first.location.root()).map_err(|error| DataError::query(&source.name, error))?,
             columns,
             csv: source.csv.clone(),
             files: files.map(|((file, folders), content)| SourceFile { file, folders, content }).collect(),
@@ -243,21 +242,38 @@ impl SourceTable {
     }
 }
 
-async fn open_file(
+/// A file that cannot be opened may have changed since it was listed, which tells more.
+async fn open_unchanged(
     table: &str,
     file: SnapshotFile,
     format: FileFormat,
     csv: &CsvSpec,
     sample_bytes: usize,
 ) -> Result<Content, DataError> {
+    match open_file(table, &file, format, csv, sample_bytes).await {
+        Ok(content) => Ok(content),
+        Err(error) => {
+            file.check().await?;
+            Err(error)
+        }
+    }
+}
+
+async fn open_file(
+    table: &str,
+    file: &SnapshotFile,
+    format: FileFormat,
+    csv: &CsvSpec,
+    sample_bytes: usize,
+) -> Result<Content, DataError> {
     Ok(match format {
         FileFormat::Parquet => {
-            let metadata = parquet_files::footer(&file).await?;
+            let metadata = parquet_files::footer(file).await?;
             let schema = parquet_files::arrow_schema(&metadata).map_err(|error| file.parquet_error(error))?;
             Content::Parquet(metadata, schema)
         }
-        FileFormat::Csv => Content::Csv(Arc::new(csv::columns(table, &file, csv, sample_bytes).await?)),
-        FileFormat::Arrow => Content::Arrow(ipc::footer(&file).await?),
+        FileFormat::Csv => Content::Csv(Arc::new(csv::columns(table, file, csv, sample_bytes).await?)),
+        FileFormat::Arrow => Content::Arrow(ipc::footer(file).await?),
     })
 }
 
@@ -265,15 +281,6 @@ async fn open_file(
 fn without(schema: &Schema, folders: &PartitionColumns) -> Schema {
     let hidden = |name: &str| folders.fields.iter().any(|field| field.name() == name);
     Schema::new(schema.fields().iter().filter(|field| !hidden(field.name())).cloned().collect::<Vec<_>>())
-}
-
-/// The part of a location that names its store.
-fn store_url(location: &Location) -> Result<ObjectStoreUrl, DataError> {
-    let store = || {
-        let url = url::Url::parse(location.as_str()).map_err(|error| DataFusionError::External(Box::new(error)))?;
-        ObjectStoreUrl::parse(&url[..url::Position::BeforePath])
-    };
-    store().map_err(|error| DataError::Unreadable { file: location.clone(), source: Box::new(error) })
 }
 
 impl SourceFile {

@@ -1,4 +1,4 @@
-//! Spark's `hash`: murmur3_x86_32 with seed 42, columns chained, nulls skipped.
+//! Spark's `hash`: `murmur3_x86_32` with seed 42, columns chained, nulls skipped.
 //!
 //! Source: `org.apache.spark.sql.catalyst.expressions.Murmur3Hash` and
 //! `org.apache.spark.unsafe.hash.Murmur3_x86_32.hashUnsafeBytes`, whose tail differs from the
@@ -71,7 +71,7 @@ pub(super) fn partitions(columns: &[ArrayRef], count: u32) -> Result<Vec<u32>> {
 
 /// Spark's `hash` of each row.
 fn hash_rows(columns: &[ArrayRef]) -> Result<Vec<i32>> {
-    let mut hashes = vec![SEED; columns.first().map_or(0, |column| column.len())];
+    let mut hashes = vec![SEED; columns.first().map_or(0, Array::len)];
     for column in columns {
         let hash = hasher(column)?;
         for (row, state) in hashes.iter_mut().enumerate() {

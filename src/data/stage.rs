@@ -15,7 +15,7 @@ use std::{collections::BTreeMap, ops::Range, sync::Arc};
 use arrow::{
     array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch},
     compute::{filter_record_batch, interleave_record_batch},
-    datatypes::{DataType, Float16Type, Float32Type, Float64Type, Schema, SchemaRef},
+    datatypes::{DataType, Float16Type, Float32Type, Float64Type, Schema},
 };
 use datafusion::{common::Column, execution::SendableRecordBatchStream, logical_expr::Expr};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -23,7 +23,6 @@ use object_store::buffered::BufWriter;
 use parquet::{
     arrow::AsyncArrowWriter,
     basic::{Compression, ZstdLevel},
-    errors::ParquetError,
     file::properties::{EnabledStatistics, WriterProperties},
     schema::types::ColumnPath,
 };
@@ -50,8 +49,11 @@ use crate::{
 /// What a staged folder holds; written into it last, before it is published.
 const COUNTS_FILE: &str = "_counts.json";
 
-/// The least and greatest upload buffer of a file.
-const UPLOAD_BYTES: Range<u64> = 256 << 10..8 << 20;
+/// The least and greatest upload buffer of a file; S3 takes no parts smaller than the latter.
+const UPLOAD_BYTES: Range<u64> = 256 << 10..5 << 20;
+
+/// Buffers of a file on their way to the store: one is sent while the next fills.
+const UPLOADS: usize = 2;
 
 /// The content of `_counts.json`.
 #[derive(Debug, Serialize, Deserialize)]
@@ -96,7 +98,9 @@ pub(super) async fn stage(
             if let Err(error) = storage.remove(&aside).await {
                 tracing::warn!(%error, "unfinished staged rows could not be removed");
             }
-            Err(error)
+            // The engine does not say in which file a decoder failed.
+            let damaged = if error.is_of_decoder() { engine.find_damaged().await } else { None };
+            Err(damaged.unwrap_or(error))
         }
     }
 }
@@ -104,8 +108,7 @@ pub(super) async fn stage(
 /// One folder per table and need: a model and an embedding may need different columns.
 fn folder_name(table: &str, needs: &Needs) -> String {
     let digest = Sha256::digest(format!("{needs:?}").as_bytes());
-    let tag: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
-    format!("{table}-{tag}")
+    digest.iter().take(6).fold(format!("{table}-"), |name, byte| format!("{name}{byte:02x}"))
 }
 
 /// What an earlier attempt published, if it is whole.
@@ -125,8 +128,7 @@ async fn read_counts(storage: &Storage, folder: &Location) -> Result<Option<Coun
 
 async fn publish(storage: &Storage, aside: &Location, folder: &Location, counts: &Counts) -> Result<(), DataError> {
     let file = aside.join(COUNTS_FILE);
-    let json = serde_json::to_vec(counts)
-        .map_err(|error| DataError::Unwritable { file: file.clone(), source: error.into() })?;
+    let json = serde_json::to_vec(counts).map_err(|error| DataError::unwritable(&file, error))?;
     storage.create(&file, json.into()).await?;
     Ok(storage.rename_folder(aside, folder).await?)
 }
@@ -182,12 +184,22 @@ async fn write(
         folder: aside.clone(),
         columns: needs.columns.len(),
         row_group_bytes: max_row_group_bytes(plan),
+        side_by_side: side_by_side(engine, plan.run.memory_bytes),
         rejects: Rejects::new(needs),
     };
     match &needs.hash {
         Some(partition) => target.write_by_hash(&query, needs, &partition.columns, partition.count).await,
         None => target.write_in_order(&query).await,
     }
+}
+
+/// As many streams as cores, but no more than may hold a row group of the sources each, as it
+/// lies in its file, in an eighth of the memory: decoding and encoding it take several times
+/// its size.
+fn side_by_side(engine: &Engine, memory_bytes: u64) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let fitting = memory_bytes / 8 / engine.largest_row_group_bytes().max(1);
+    usize::try_from(fitting).unwrap_or(cores).clamp(1, cores)
 }
 
 /// Where rows go.
@@ -200,6 +212,8 @@ struct Target {
     columns: usize,
     /// Decoded bytes of a row group at most.
     row_group_bytes: u64,
+    /// Streams that run at once.
+    side_by_side: usize,
     rejects: Rejects,
 }
 
@@ -207,13 +221,12 @@ impl Target {
     /// One file per stream of the query, side by side.
     async fn write_in_order(self, query: &OrderedQuery) -> Result<Counts, DataError> {
         let streams = query.streams().map_err(|error| DataError::query(&self.table, error))?;
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let mut waiting = streams.into_iter().enumerate();
         let mut working = JoinSet::new();
         let mut files = BTreeMap::new();
         let mut rejects = self.rejects.clone();
         loop {
-            while working.len() < cores
+            while working.len() < self.side_by_side
                 && let Some((place, rows)) = waiting.next()
             {
                 let target = self.clone();
@@ -235,7 +248,7 @@ impl Target {
         place: usize,
         mut rows: SendableRecordBatchStream,
     ) -> Result<(StagedFile, Rejects), DataError> {
-        let mut file = self.create(place, rows.schema(), None, UPLOAD_BYTES.end)?;
+        let mut file = self.create(place, &rows.schema(), None, UPLOAD_BYTES.end)?;
         while let Some(batch) = rows.next().await {
             let batch = batch.map_err(|error| DataError::query(&self.table, error))?;
             let batch = self.rejects.apply(&batch).map_err(|error| DataError::query(&self.table, error.into()))?;
@@ -262,7 +275,7 @@ impl Target {
         let mut rejected = None;
         for first in (0..count).step_by(limits::OPEN_PARTITIONS as usize) {
             let dealt = first..count.min(first + limits::OPEN_PARTITIONS);
-            let mut deal = Deal::new(&self, query.stream().schema(), dealt)?;
+            let mut deal = Deal::new(&self, &query.schema(), dealt)?;
             let mut rejects = self.rejects.clone();
             let mut rows = query.stream();
             while let Some(batch) = rows.next().await {
@@ -285,7 +298,7 @@ impl Target {
     fn create(
         &self,
         place: usize,
-        rows: SchemaRef,
+        rows: &Schema,
         partition: Option<PartitionId>,
         upload_bytes: u64,
     ) -> Result<PartFile, DataError> {
@@ -294,9 +307,9 @@ impl Target {
         let (store, path) = self.storage.open(&location)?;
         let fields: Vec<_> = rows.fields().iter().take(self.columns).cloned().collect();
         let schema = Arc::new(Schema::new(fields));
-        let upload = BufWriter::with_capacity(store, path, upload_bytes as usize);
+        let upload = BufWriter::with_capacity(store, path, upload_bytes as usize).with_max_concurrency(UPLOADS);
         let writer = AsyncArrowWriter::try_new(upload, schema.clone(), Some(properties(&schema)))
-            .map_err(|error| unwritable(&location, error))?;
+            .map_err(|error| DataError::unwritable(&location, error))?;
         let staged = StagedFile { name, rows: 0, partition };
         Ok(PartFile { location, writer, columns: (0..self.columns).collect(), open_bytes: 0, staged })
     }
@@ -320,10 +333,6 @@ fn properties(schema: &Schema) -> WriterProperties {
         .build()
 }
 
-fn unwritable(file: &Location, error: ParquetError) -> DataError {
-    DataError::Unwritable { file: file.clone(), source: error.into() }
-}
-
 /// A file being written.
 struct PartFile {
     location: Location,
@@ -336,9 +345,9 @@ struct PartFile {
 
 impl PartFile {
     async fn write(&mut self, batch: &RecordBatch) -> Result<(), DataError> {
-        let batch = batch.project(&self.columns).map_err(|error| unwritable(&self.location, error.into()))?;
+        let batch = batch.project(&self.columns).map_err(|error| DataError::unwritable(&self.location, error))?;
         let flushed = self.writer.flushed_row_groups().len();
-        self.writer.write(&batch).await.map_err(|error| unwritable(&self.location, error))?;
+        self.writer.write(&batch).await.map_err(|error| DataError::unwritable(&self.location, error))?;
         self.staged.rows += batch.num_rows() as u64;
         if self.writer.flushed_row_groups().len() > flushed {
             self.open_bytes = 0;
@@ -350,11 +359,11 @@ impl PartFile {
 
     async fn flush(&mut self) -> Result<(), DataError> {
         self.open_bytes = 0;
-        self.writer.flush().await.map_err(|error| unwritable(&self.location, error))
+        self.writer.flush().await.map_err(|error| DataError::unwritable(&self.location, error))
     }
 
     async fn finish(self) -> Result<StagedFile, DataError> {
-        self.writer.close().await.map_err(|error| unwritable(&self.location, error))?;
+        self.writer.close().await.map_err(|error| DataError::unwritable(&self.location, error))?;
         Ok(self.staged)
     }
 }
@@ -376,12 +385,11 @@ struct Deal {
 }
 
 impl Deal {
-    fn new(target: &Target, schema: SchemaRef, partitions: Range<u32>) -> Result<Self, DataError> {
+    fn new(target: &Target, schema: &Schema, partitions: Range<u32>) -> Result<Self, DataError> {
         let upload_bytes = (target.row_group_bytes / u64::from(partitions.end - partitions.start))
             .clamp(UPLOAD_BYTES.start, UPLOAD_BYTES.end);
-        let file = |partition: u32| {
-            target.create(partition as usize, schema.clone(), Some(PartitionId(partition)), upload_bytes)
-        };
+        let file =
+            |partition: u32| target.create(partition as usize, schema, Some(PartitionId(partition)), upload_bytes);
         Ok(Self {
             first: partitions.start,
             rows: vec![Vec::new(); partitions.len()],
@@ -412,8 +420,8 @@ impl Deal {
             if rows.is_empty() {
                 continue;
             }
-            let batch =
-                interleave_record_batch(&batches, rows).map_err(|error| unwritable(&file.location, error.into()))?;
+            let batch = interleave_record_batch(&batches, rows)
+                .map_err(|error| DataError::unwritable(&file.location, error))?;
             rows.clear();
             file.write(&batch).await?;
             file.flush().await?;
