@@ -52,6 +52,24 @@ pub const BATCH_ROWS: usize = 8192;
 /// Rows of one row group that we write: small enough that several fit a small budget.
 pub const ROW_GROUP_ROWS: usize = 65_536;
 
+/// Files of one source that are opened or looked at together: hides the latency of a store
+/// without flooding its NameNode.
+pub const FILES_AT_ONCE: usize = 32;
+
+/// Bytes and rows at the start of a CSV file from which types are guessed.
+pub const CSV_SAMPLE_BYTES: usize = 1 << 20;
+
+/// See `CSV_SAMPLE_BYTES`.
+pub const CSV_SAMPLE_ROWS: usize = 10_000;
+
+/// Files into which a query's rows are staged side by side. A constant, not the number of
+/// cores, for row groups decide how rows are dealt, on any machine alike.
+pub const STAGED_FILES: usize = 8;
+
+/// Files of a hash partition that are open for writing at once; more partitions take several
+/// passes, for each open file holds a descriptor and an upload's buffer.
+pub const OPEN_PARTITIONS: u32 = 256;
+
 /// Memory of a run unless the file says otherwise.
 pub const MEMORY_BYTES: u64 = 2 << 30;
 

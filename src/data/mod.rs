@@ -11,15 +11,24 @@
 //! A data set's rows have a fixed order: files in their order, row groups in theirs. A row's
 //! place in it is its identity; partition, hold-out and shuffle are functions of that and the seed.
 
+mod csv;
 mod error;
 mod features;
 mod feed;
+mod file;
+mod hive;
+mod in_order;
+mod ipc;
+mod parquet;
 mod partition;
 mod prepare;
 mod read;
 mod scan;
+mod schema;
 mod shuffle;
+mod source;
 mod spark_hash;
+mod stage;
 
 pub use error::DataError;
 pub use features::{FeatureError, FeatureLayout, FittedFeatures, fit};

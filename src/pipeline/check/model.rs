@@ -50,7 +50,8 @@ impl Checker<'_> {
         }
         if let Scale::Divide(divisor) = spec.scale {
             let message = "cannot divide by this";
-            self.require(divisor != 0.0 && divisor.is_finite(), &path("scale"), message, "give another number than 0");
+            let path = [at[0], at[1], at[2], at[3], "scale", "divide"];
+            self.require(divisor != 0.0, &path, message, "give another number than 0");
         }
         if spec.indicator && matches!(spec.missing, Missing::Error | Missing::Reject) {
             let help = "say what stands in for it: `missing: mean`, `median` or `{ constant: 0 }`";
@@ -156,7 +157,8 @@ impl Checker<'_> {
                 self.require(factor > 0.0, &at("step", "factor"), "expected a number above 0", "");
             }
             Schedule::Cosine { warmup_epochs, floor } => {
-                let fits = warmup_epochs < spec.epochs.max(1) || self.mended.covers(&["models", model, "train", "epochs"]);
+                let fits =
+                    warmup_epochs < spec.epochs.max(1) || self.mended.covers(&["models", model, "train", "epochs"]);
                 let message = format!("the rise must end before the training: fewer than {} epochs", spec.epochs);
                 self.require(fits, &at("cosine", "warmup_epochs"), &message, "");
                 let message = "expected a fraction from 0 to 1";
@@ -172,7 +174,12 @@ impl Checker<'_> {
             let for_sgd = sgd || spec.momentum.is_none();
             self.require(for_sgd, &path("momentum"), "`momentum` is for `optimizer: sgd`", "Adam has `betas`");
             let message = "is for `optimizer: adam` and `adamw`";
-            self.require(!sgd || spec.betas.is_none(), &path("betas"), &format!("`betas` {message}"), "sgd has `momentum`");
+            self.require(
+                !sgd || spec.betas.is_none(),
+                &path("betas"),
+                &format!("`betas` {message}"),
+                "sgd has `momentum`",
+            );
             self.require(!sgd || spec.epsilon.is_none(), &path("epsilon"), &format!("`epsilon` {message}"), "");
         }
         let momentum = spec.momentum.unwrap_or(0.0);
