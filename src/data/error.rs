@@ -24,12 +24,6 @@ pub enum DataError {
     /// The pipeline file does not fit the data.
     #[error(transparent)]
     Faults(#[from] Faults),
-    /// Rows cannot become features.
-    #[error(transparent)]
-    Feature(#[from] FeatureError),
-    /// A feed gave out.
-    #[error(transparent)]
-    Feed(#[from] FeedError),
     /// A source's path leads nowhere.
     #[error("source `{table}`: {location}: no such file or folder")]
     MissingPath {
@@ -172,7 +166,13 @@ pub enum DataError {
         /// What does not fit, and the way out.
         message: String,
     },
-    /// A query failed.
+    /// Rows cannot become features.
+    #[error(transparent)]
+    Feature(#[from] FeatureError),
+    /// A feed gave out.
+    #[error(transparent)]
+    Feed(#[from] FeedError),
+    /// DataFusion could not plan or run a query.
     #[error("table `{table}`: the query failed")]
     Query {
         /// The source or transform.
@@ -203,8 +203,6 @@ impl Remedied for DataError {
         match self {
             Self::Storage(error) => error.remedy(),
             Self::Faults(error) => error.remedy(),
-            Self::Feature(error) => error.remedy(),
-            Self::Feed(error) => error.remedy(),
             Self::UnknownFormat { .. } | Self::Memory { .. } => Remedy::FixFile,
             Self::MissingPath { .. }
             | Self::NoFiles { .. }
@@ -221,6 +219,8 @@ impl Remedied for DataError {
             Self::Query { source, .. } => query_remedy(source),
             Self::Unreadable { .. } => Remedy::CheckStorage,
             Self::Unwritable { .. } => Remedy::FixTarget,
+            Self::Feature(error) => error.remedy(),
+            Self::Feed(error) => error.remedy(),
         }
     }
 }
