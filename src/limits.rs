@@ -89,3 +89,17 @@ pub const SAMPLE_VALUES: usize = 4 << 20;
 /// Row groups, decoded, that are read at the same time to learn scaling and fill values, in
 /// all (one at least, however large).
 pub const FIT_BYTES: u64 = 256 << 20;
+
+/// Numbers tried for a new version of a table when other runs take them at the same time.
+pub const VERSIONS_TRIED: u64 = 100;
+
+/// Rows of one file of embeddings: at least one row group, at most what a reader likes to get
+/// as one piece of work. In between, a sixteenth of the rows, so that executors share them.
+pub const EMBEDDING_FILE_ROWS: std::ops::RangeInclusive<u64> = 65_536..=1 << 20;
+
+/// Files of embeddings unless their bounds say otherwise; whatever the number of executors, so
+/// that a rerun gives the same files.
+pub const EMBEDDING_FILES: u64 = 16;
+
+/// Parts of one file under way to storage at once: one travels while the next is filled.
+pub const UPLOAD_PARTS: usize = 2;

@@ -36,5 +36,5 @@ pub use feed::{Batch, EpochFeed, Feed, FeedError, FeedPlan};
 pub use partition::{Partition, Partitions, Split, StepPlan, deal, is_held_out};
 pub use prepare::{DataFile, Dataset, Needs, RowGroup, in_place, prepare};
 pub use read::{Rows, all_splits, read};
-pub use scan::{Engine, Snapshot};
+pub use scan::{Engine, Snapshot, open_source};
 pub use spark_hash::spark_hash_udf;

@@ -11,6 +11,7 @@ use std::{
 
 use arrow::datatypes::{DataType, SchemaRef};
 use datafusion::{
+    catalog::TableProvider,
     common::{Column, SchemaError, TableReference, tree_node::TreeNodeRecursion},
     error::DataFusionError,
     execution::{
@@ -137,6 +138,13 @@ impl Engine {
     pub(super) fn source(&self, table: &str) -> Option<&SourceTable> {
         self.sources.get(table).map(Arc::as_ref)
     }
+}
+
+/// A source as a table by itself, over its files as they are now.
+pub async fn open_source(storage: &Storage, source: &SourcePlan) -> Result<Arc<dyn TableProvider>, DataError> {
+    let (_, entries) = list(storage, source.clone()).await?;
+    let declared = declared_types(&SessionContext::new_with_config(session_config()), source).await?;
+    Ok(Arc::new(SourceTable::open(storage, source, &entries, &declared).await?))
 }
 
 fn session_config() -> SessionConfig {
