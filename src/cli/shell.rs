@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use datafusion::prelude::SessionContext;
 use rustyline::{
-    Editor, Helper, completion::{Completer, Pair},
+    Editor, Helper,
+    completion::{Completer, Pair},
     error::ReadlineError,
     highlight::Highlighter,
     hint::Hinter,

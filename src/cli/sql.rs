@@ -4,6 +4,7 @@ use std::{
     fs::File,
     io::{self, IsTerminal, Write},
     path::PathBuf,
+    sync::Arc,
 };
 
 use arrow::{
@@ -18,9 +19,8 @@ use arrow::{
 use clap::ValueEnum;
 use datafusion::{error::DataFusionError, execution::SendableRecordBatchStream, prelude::SessionContext};
 use futures::StreamExt;
-use std::sync::Arc;
 
-use super::{Context, Failure, output, pipeline_args::working_folder, shell};
+use super::{Context, Failure, pipeline_args::working_folder, shell};
 use crate::{
     config::env_vars,
     query::{self, QueryError},
@@ -108,7 +108,7 @@ fn read(file: &std::path::Path) -> Result<String, Failure> {
 /// The statements of a text.
 pub(super) fn statements(text: &str) -> Result<Vec<String>, Failure> {
     use datafusion::sql::parser::DFParser;
-    let parsed = DFParser::parse_sql(text).map_err(QueryError::Query)?;
+    let parsed = DFParser::parse_sql(text).map_err(QueryError::of)?;
     if parsed.is_empty() {
         return Err(Failure::usage("there is no query"));
     }
@@ -126,7 +126,7 @@ pub(super) async fn answer(
     match write_rows(rows, format, sink).await {
         Err(WriteError::Io(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(WriteError::Io(error)) => Err(Failure::io("output", error)),
-        Err(WriteError::Query(error)) => Err(QueryError::Query(error).into()),
+        Err(WriteError::Query(error)) => Err(QueryError::of(error).into()),
         Ok(()) => Ok(()),
     }
 }

@@ -78,12 +78,7 @@ pub async fn commit(
 }
 
 /// Renames the staged folder to that of the next free version.
-async fn move_in(
-    storage: &Storage,
-    store: &Location,
-    table: &str,
-    staging: &Location,
-) -> Result<Version, EmbedError> {
+async fn move_in(storage: &Storage, store: &Location, table: &str, staging: &Location) -> Result<Version, EmbedError> {
     let folder = table_folder(store, table);
     let by_manifest = versions(storage, store, table).await?.last().copied();
     let by_folder = storage.children(&folder).await?.iter().filter_map(|name| folder_version(name)).max();

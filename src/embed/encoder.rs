@@ -99,11 +99,7 @@ fn parquet_error(plan: &EmbeddingPlan, error: ArrowError) -> EmbedError {
 
 fn properties(plan: &EmbeddingPlan, fingerprint: &Fingerprint) -> WriterProperties {
     let pair = |key: &str, value: &str| KeyValue::new(key.to_owned(), value.to_owned());
-    let pairs = vec![
-        pair(FINGERPRINT_KEY, &fingerprint.0),
-        pair(MODEL_KEY, &plan.model),
-        pair(TABLE_KEY, &plan.name),
-    ];
+    let pairs = vec![pair(FINGERPRINT_KEY, &fingerprint.0), pair(MODEL_KEY, &plan.model), pair(TABLE_KEY, &plan.name)];
     // No two vectors have a number in common: a dictionary or bounds of them are of no use.
     let numbers = ColumnPath::from(vec![EMBEDDING_COLUMN.to_owned(), "list".to_owned(), "element".to_owned()]);
     WriterProperties::builder()

@@ -21,7 +21,9 @@ pub enum EmbedError {
     #[error(transparent)]
     Storage(#[from] StorageError),
     /// A carried column has the name of a column that is added.
-    #[error("embeddings.{table}: the carried column {column:?} has the name of a column that is added; rename it in a transform")]
+    #[error(
+        "embeddings.{table}: the carried column {column:?} has the name of a column that is added; rename it in a transform"
+    )]
     ReservedColumn {
         /// The table.
         table: String,
@@ -133,9 +135,7 @@ impl Remedied for EmbedError {
             Self::Storage(error) => error.remedy(),
             Self::ReservedColumn { .. } | Self::Columns { .. } | Self::OtherPipeline { .. } => Remedy::FixFile,
             Self::Conflict { .. } => Remedy::TryAgain,
-            Self::NoFreeVersion { .. } | Self::BadManifest { .. } | Self::NewManifest { .. } => {
-                Remedy::CheckStorage
-            }
+            Self::NoFreeVersion { .. } | Self::BadManifest { .. } | Self::NewManifest { .. } => Remedy::CheckStorage,
             Self::Parquet { .. } | Self::Width { .. } | Self::Rows { .. } | Self::Executor { .. } => Remedy::ReportBug,
         }
     }

@@ -155,7 +155,8 @@ mod tests {
 
     #[test]
     fn versions_in_names() {
-        let check = |name: &str, expected: Option<u64>| assert_eq!(folder_version(name), expected.map(Version), "{name}");
+        let check =
+            |name: &str, expected: Option<u64>| assert_eq!(folder_version(name), expected.map(Version), "{name}");
         check("v000007", Some(7));
         check("v1234567", Some(1_234_567));
         check("v7", None);

@@ -94,7 +94,8 @@ pub async fn embed(
         rows_done: AtomicU64::new(0),
     };
     let executors = parts.len().min(job.executors.max(1) as usize);
-    let mut files: Vec<_> = try_join_all((0..executors).map(|_| work.executor())).await?.into_iter().flatten().collect();
+    let mut files: Vec<_> =
+        try_join_all((0..executors).map(|_| work.executor())).await?.into_iter().flatten().collect();
     files.sort_by_key(|(number, _)| *number);
     let files: Vec<ManifestFile> = files.into_iter().map(|(_, file)| file).collect();
     let rows = files.iter().map(|file| file.rows).sum();

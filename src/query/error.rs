@@ -1,5 +1,7 @@
 //! Why a store cannot be queried.
 
+use datafusion::error::DataFusionError;
+
 use crate::{
     data::DataError,
     embed::EmbedError,
@@ -33,7 +35,10 @@ pub enum QueryError {
     },
     /// The session cannot be set up.
     #[error("the query engine cannot be set up")]
-    Session(#[from] datafusion::error::DataFusionError),
+    Session(#[from] DataFusionError),
+    /// A statement cannot be planned or answered.
+    #[error("the query cannot be answered")]
+    Statement(#[source] Box<DataFusionError>),
     /// There is no such table.
     #[error("there is no table {name:?}; {hint}")]
     NoTable {
@@ -53,7 +58,9 @@ pub enum QueryError {
         there: String,
     },
     /// A file of a version is gone.
-    #[error("{file}: this file of table {table}, version {version}, is gone; query another version, or run the pipeline again")]
+    #[error(
+        "{file}: this file of table {table}, version {version}, is gone; query another version, or run the pipeline again"
+    )]
     MissingFile {
         /// The file.
         file: Location,
@@ -63,7 +70,9 @@ pub enum QueryError {
         version: u64,
     },
     /// A file of a version is not the one that was published.
-    #[error("{file}: this file of table {table}, version {version}, has {size_bytes} bytes, not the {expected_bytes} that were published")]
+    #[error(
+        "{file}: this file of table {table}, version {version}, has {size_bytes} bytes, not the {expected_bytes} that were published"
+    )]
     ChangedFile {
         /// The file.
         file: Location,
@@ -96,13 +105,21 @@ impl Remedied for QueryError {
             Self::Runs(error) => error.remedy(),
             Self::Source { source, .. } => source.remedy(),
             Self::Session(_) => Remedy::ReportBug,
+            Self::Statement(error) => match error.find_root() {
+                DataFusionError::Internal(_) => Remedy::ReportBug,
+                DataFusionError::ObjectStore(_) | DataFusionError::IoError(_) => Remedy::CheckStorage,
+                DataFusionError::SQL(..) | DataFusionError::Plan(_) | DataFusionError::SchemaError(..) => {
+                    Remedy::FixCommand
+                }
+                _ => Remedy::FixData,
+            },
             Self::NoTable { .. } | Self::NoVersion { .. } => Remedy::FixCommand,
             Self::MissingFile { .. } | Self::ChangedFile { .. } | Self::BadFile { .. } => Remedy::FixData,
         }
     }
 }
 
-impl From<QueryError> for datafusion::error::DataFusionError {
+impl From<QueryError> for DataFusionError {
     fn from(error: QueryError) -> Self {
         match error {
             QueryError::Session(error) => error,

@@ -9,6 +9,7 @@
 //!
 //! Nothing is opened until a query names it, so one broken table breaks no other query.
 
+mod answer;
 mod catalog;
 mod error;
 mod functions;
@@ -16,6 +17,7 @@ mod run_tables;
 mod store_schema;
 mod version_table;
 
+pub use answer::run;
 pub use catalog::open;
 pub use error::QueryError;
 pub use functions::register_functions;

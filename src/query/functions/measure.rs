@@ -9,9 +9,7 @@ use arrow::{
 use datafusion::{
     common::{exec_err, internal_err, plan_err, utils::take_function_args},
     error::Result,
-    logical_expr::{
-        ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDFImpl, Signature, Volatility,
-    },
+    logical_expr::{ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDFImpl, Signature, Volatility},
     scalar::ScalarValue,
 };
 
