@@ -18,6 +18,7 @@ use datafusion::{
     logical_expr::Expr,
     physical_plan::ExecutionPlan,
 };
+use object_store::ObjectMeta;
 use parquet::arrow::{
     arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions},
     async_reader::ParquetObjectReader,
@@ -44,11 +45,10 @@ impl VersionTable {
         let entries = check_files(storage, store, manifest).await?;
         let url = ObjectStoreUrl::parse(store.root())?;
         let schema = match entries.first() {
-            Some(first) => stamped(&read_schema(storage, manifest, first).await?, manifest),
+            Some(first) => stamped(read_schema(storage, manifest, first).await?.as_ref(), manifest),
             None => Schema::empty(),
         };
-        let file = |entry: &FileEntry| PartitionedFile::new(entry.location.path(), entry.size_bytes);
-        let files = entries.iter().map(file).collect();
+        let files = entries.iter().map(|entry| partitioned(storage, entry)).collect::<Result<_, _>>()?;
         Ok(Self { url, schema: Arc::new(schema), files, rows: manifest.rows as usize })
     }
 }
@@ -79,6 +79,13 @@ async fn check_files(storage: &Storage, store: &Location, manifest: &Manifest) -
         }
     };
     manifest.files.iter().map(check).collect()
+}
+
+fn partitioned(storage: &Storage, file: &FileEntry) -> Result<PartitionedFile, StorageError> {
+    let (_, location) = storage.open(&file.location)?;
+    let last_modified = chrono::DateTime::from_timestamp_millis(file.modified_ms).unwrap_or_default();
+    let meta = ObjectMeta { location, last_modified, size: file.size_bytes, e_tag: None, version: None };
+    Ok(PartitionedFile::new_from_meta(meta))
 }
 
 async fn read_schema(storage: &Storage, manifest: &Manifest, file: &FileEntry) -> Result<SchemaRef, QueryError> {
