@@ -62,14 +62,22 @@ const STAND_INS: usize = 6;
 
 /// Why the deserializer stopped.
 enum Refusal {
-    UnknownKey { known: Vec<String> },
+    UnknownKey {
+        known: Vec<String>,
+    },
     MissingKey(String),
-    UnknownChoice { choices: Vec<String> },
+    UnknownChoice {
+        choices: Vec<String>,
+    },
     /// A choice such as `divide` without the value that it takes, or the reverse.
-    ChoiceShape { needs_value: bool },
+    ChoiceShape {
+        needs_value: bool,
+    },
     /// Another type where one of some choices should stand; the choices are not known yet.
     NotAChoice,
-    Type { expected: String },
+    Type {
+        expected: String,
+    },
 }
 
 impl Refusal {

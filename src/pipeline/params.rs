@@ -45,10 +45,13 @@ impl Params {
                     .map_err(|message| Fault { span: 0..0, ..fault(format!("--param {name}: {message}"), None) }),
                 (Some(kind), None) => default(origin, &entry.key, &entry.value, kind, folder).map(Some),
             };
-            params.insert(entry.key.clone(), param.unwrap_or_else(|fault| {
-                faults.push(fault);
-                None
-            }));
+            params.insert(
+                entry.key.clone(),
+                param.unwrap_or_else(|fault| {
+                    faults.push(fault);
+                    None
+                }),
+            );
         }
         for (name, _) in overrides.iter().filter(|(name, _)| !params.contains_key(name)) {
             let help = did_you_mean(name, params.keys().map(String::as_str));
@@ -162,7 +165,8 @@ impl Expanded {
             let next = self.pieces.partition_point(|piece| piece.start <= at);
             self.pieces.get(next.max(1) - 1)
         };
-        let start = piece(range.start).map_or(0, |p| p.source.start + if p.literal { range.start - p.start } else { 0 });
+        let start =
+            piece(range.start).map_or(0, |p| p.source.start + if p.literal { range.start - p.start } else { 0 });
         if range.is_empty() {
             return start..start;
         }
@@ -197,9 +201,10 @@ impl Filler<'_> {
                 let mut step = |(index, item): (usize, &Node)| self.step(item, index.to_string(), path);
                 Value::Array(items.iter().enumerate().map(&mut step).collect())
             }
-            Content::Map(entries) => {
-                entries.iter().map(|entry| (entry.key.clone(), self.step(&entry.value, entry.key.clone(), path))).collect()
-            }
+            Content::Map(entries) => entries
+                .iter()
+                .map(|entry| (entry.key.clone(), self.step(&entry.value, entry.key.clone(), path)))
+                .collect(),
             Content::Broken => {
                 self.broken.push(path.clone());
                 Value::Null
@@ -230,7 +235,8 @@ impl Filler<'_> {
             Ok(Some(expanded)) => return Value::from(expanded.text),
             Ok(None) => {}
             Err(faults) => {
-                let located = |fault: Fault| Fault { span: node.locate(self.origin.text(), fault.span.clone()), ..fault };
+                let located =
+                    |fault: Fault| Fault { span: node.locate(self.origin.text(), fault.span.clone()), ..fault };
                 self.faults.extend(faults.into_iter().map(located));
             }
         }

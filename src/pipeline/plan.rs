@@ -68,7 +68,12 @@ impl PipelinePlan {
             Some(plan) if faults.is_empty() => Ok(Self { origin: Arc::new(origin), ..plan }),
             _ => {
                 if faults.is_empty() {
-                    faults.push(Fault { message: "this is no pipeline file".into(), span: 0..0, help: None, elsewhere: None });
+                    faults.push(Fault {
+                        message: "this is no pipeline file".into(),
+                        span: 0..0,
+                        help: None,
+                        elsewhere: None,
+                    });
                 }
                 faults.sort_by_key(|fault| (fault.elsewhere.is_some(), fault.span.start, fault.span.end));
                 faults.dedup();
@@ -97,8 +102,7 @@ impl PipelinePlan {
         let run = checker.run(&spec.run);
         let sources: Vec<_> = spec.sources.iter().filter_map(|(name, spec)| checker.source(name, spec)).collect();
         let transforms = checker.transforms(&spec.transforms);
-        let models: Vec<_> =
-            spec.models.iter().map(|(name, spec)| checker.model(name, spec, run.executors)).collect();
+        let models: Vec<_> = spec.models.iter().map(|(name, spec)| checker.model(name, spec, run.executors)).collect();
         let embeddings = spec.embeddings.iter().map(|(name, embedding)| {
             let from = spec.models.get(&embedding.model).map(|model| model.from.as_str());
             checker.embedding(name, embedding, from)
@@ -128,7 +132,9 @@ impl PipelinePlan {
         spec.run.executors = 1;
         self.store.as_str().clone_into(&mut spec.store);
         for source in &self.sources {
-            spec.sources.entry(source.name.clone()).and_modify(|spec| source.location.as_str().clone_into(&mut spec.path));
+            spec.sources
+                .entry(source.name.clone())
+                .and_modify(|spec| source.location.as_str().clone_into(&mut spec.path));
         }
         for transform in &self.transforms {
             let by_content = TransformSpec { sql: Some(transform.sql.clone()), file: None };

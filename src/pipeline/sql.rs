@@ -3,16 +3,22 @@
 
 use std::ops::{ControlFlow, Range};
 
-use datafusion::{error::DataFusionError, sql::{
-    parser::{DFParserBuilder, Statement as DFStatement},
-    resolve::resolve_table_references,
-    sqlparser::{
-        ast::{self, DataType, ExactNumberInfo, ObjectName, Query, Select, Spanned, Statement, TableFactor, Visit, Visitor},
-        dialect::GenericDialect,
-        parser::{Parser, ParserError},
-        tokenizer::Location,
+use datafusion::{
+    error::DataFusionError,
+    sql::{
+        parser::{DFParserBuilder, Statement as DFStatement},
+        resolve::resolve_table_references,
+        sqlparser::{
+            ast::{
+                self, DataType, ExactNumberInfo, ObjectName, Query, Select, Spanned, Statement, TableFactor, Visit,
+                Visitor,
+            },
+            dialect::GenericDialect,
+            parser::{Parser, ParserError},
+            tokenizer::Location,
+        },
     },
-}};
+};
 
 /// A fault of a query: what is wrong, where in the query, and a hint.
 pub(super) struct SqlFault {
@@ -55,11 +61,13 @@ pub(super) fn tables(sql: &str) -> Result<Vec<TableUse>, SqlFault> {
         let plain = plain_name(&name);
         let is_read = |table: &str| read.iter().any(|reference| reference.table() == table);
         match plain {
-            None => return Err(SqlFault {
-                message: format!("`{name}` is no table of this file"),
-                range,
-                help: Some("sources and transforms have plain names".to_owned()),
-            }),
+            None => {
+                return Err(SqlFault {
+                    message: format!("`{name}` is no table of this file"),
+                    range,
+                    help: Some("sources and transforms have plain names".to_owned()),
+                });
+            }
             Some(plain) if is_read(&plain) && uses.iter().all(|table| table.name != plain) => {
                 uses.push(TableUse { name: plain, range });
             }

@@ -144,7 +144,12 @@ impl Checker<'_> {
             self.require(is_csv, &[at[0], at[1], "csv"], "`csv` is for CSV files", "remove it, or write `format: csv`");
             let separates = csv.delimiter.is_ascii() && !matches!(csv.delimiter, '"' | '\n' | '\r' | '\0');
             let message = "this character cannot separate fields";
-            self.require(separates, &[at[0], at[1], "csv", "delimiter"], message, "use one such as `,` `;` `|` or \"\\t\"");
+            self.require(
+                separates,
+                &[at[0], at[1], "csv", "delimiter"],
+                message,
+                "use one such as `,` `;` `|` or \"\\t\"",
+            );
         }
         Some(SourcePlan {
             name: name.to_owned(),

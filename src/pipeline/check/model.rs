@@ -156,7 +156,8 @@ impl Checker<'_> {
                 self.require(factor > 0.0, &at("step", "factor"), "expected a number above 0", "");
             }
             Schedule::Cosine { warmup_epochs, floor } => {
-                let fits = warmup_epochs < spec.epochs.max(1) || self.mended.covers(&["models", model, "train", "epochs"]);
+                let fits =
+                    warmup_epochs < spec.epochs.max(1) || self.mended.covers(&["models", model, "train", "epochs"]);
                 let message = format!("the rise must end before the training: fewer than {} epochs", spec.epochs);
                 self.require(fits, &at("cosine", "warmup_epochs"), &message, "");
                 let message = "expected a fraction from 0 to 1";
@@ -172,7 +173,12 @@ impl Checker<'_> {
             let for_sgd = sgd || spec.momentum.is_none();
             self.require(for_sgd, &path("momentum"), "`momentum` is for `optimizer: sgd`", "Adam has `betas`");
             let message = "is for `optimizer: adam` and `adamw`";
-            self.require(!sgd || spec.betas.is_none(), &path("betas"), &format!("`betas` {message}"), "sgd has `momentum`");
+            self.require(
+                !sgd || spec.betas.is_none(),
+                &path("betas"),
+                &format!("`betas` {message}"),
+                "sgd has `momentum`",
+            );
             self.require(!sgd || spec.epsilon.is_none(), &path("epsilon"), &format!("`epsilon` {message}"), "");
         }
         let momentum = spec.momentum.unwrap_or(0.0);
