@@ -52,6 +52,24 @@ pub const BATCH_ROWS: usize = 8192;
 /// Rows of one row group that we write: small enough that several fit a small budget.
 pub const ROW_GROUP_ROWS: usize = 65_536;
 
+/// Files of one source that are opened or looked at together: hides the latency of a store
+/// without flooding its NameNode.
+pub const FILES_AT_ONCE: usize = 32;
+
+/// Bytes and rows at the start of a CSV file from which types are guessed.
+pub const CSV_SAMPLE_BYTES: usize = 1 << 20;
+
+/// See `CSV_SAMPLE_BYTES`.
+pub const CSV_SAMPLE_ROWS: usize = 10_000;
+
+/// Files into which a query's rows are staged side by side. A constant, not the number of
+/// cores, for row groups decide how rows are dealt, on any machine alike.
+pub const STAGED_FILES: usize = 8;
+
+/// Files of a hash partition that are open for writing at once; more partitions take several
+/// passes, for each open file holds a descriptor and an upload's buffer.
+pub const OPEN_PARTITIONS: u32 = 256;
+
 /// Memory of a run unless the file says otherwise.
 pub const MEMORY_BYTES: u64 = 2 << 30;
 
@@ -60,3 +78,27 @@ pub const MIN_MEMORY_BYTES: u64 = 64 << 20;
 
 /// Faults of one pipeline file that are printed at most.
 pub const FAULTS_SHOWN: usize = 50;
+
+/// Rows that quantiles are taken from: their rank is then right to 0.2% (standard error), and
+/// exact where there are no more rows.
+pub const SAMPLE_ROWS: usize = 65_536;
+
+/// Values in that sample over all columns that want quantiles: 32 MiB.
+pub const SAMPLE_VALUES: usize = 4 << 20;
+
+/// Row groups that are read at the same time to learn scaling and fill values.
+pub const FIT_TASKS: usize = 8;
+
+/// Numbers tried for a new version of a table when other runs take them at the same time.
+pub const VERSIONS_TRIED: u64 = 100;
+
+/// Rows of one file of embeddings: at least one row group, at most what a reader likes to get
+/// as one piece of work. In between, a sixteenth of the rows, so that executors share them.
+pub const EMBEDDING_FILE_ROWS: std::ops::RangeInclusive<u64> = 65_536..=1 << 20;
+
+/// Files of embeddings unless their bounds say otherwise; whatever the number of executors, so
+/// that a rerun gives the same files.
+pub const EMBEDDING_FILES: u64 = 16;
+
+/// Parts of one file under way to storage at once: one travels while the next is filled.
+pub const UPLOAD_PARTS: usize = 2;

@@ -1,3 +1,5 @@
 //! The `emberflow` binary.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    emberflow::cli::main(std::env::args_os())
+}

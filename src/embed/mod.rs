@@ -7,6 +7,8 @@
 //! ```
 
 mod commit;
+mod cut;
+mod encoder;
 mod error;
 mod manifest;
 mod write;

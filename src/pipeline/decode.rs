@@ -11,8 +11,8 @@ use serde_json::Value;
 use serde_path_to_error::Segment;
 
 use super::{
-    document::{Content, Origin},
-    faults::{Fault, nearest},
+    document::{Content, Node, Origin},
+    faults::{Fault, did_you_mean, nearest},
     spec::PipelineSpec,
 };
 use crate::limits;
@@ -56,9 +56,8 @@ pub(super) fn decode(
     None
 }
 
-/// Stand-ins that are tried for one place: absence, a number, a name, a list, a map, and the
-/// first of the choices that the deserializer lists.
-const STAND_INS: usize = 6;
+/// Stand-ins that are tried for one place: see `Decoder::stand_in`.
+const STAND_INS: usize = 7;
 
 /// Why the deserializer stopped.
 enum Refusal {
@@ -93,7 +92,7 @@ impl Refusal {
             Self::MissingKey(names(message).concat())
         } else if message.starts_with("unknown variant") {
             Self::UnknownChoice { choices: names(expected) }
-        } else if expected.starts_with("unit variant") {
+        } else if expected == "unit" || expected.starts_with("unit variant") {
             Self::ChoiceShape { needs_value: false }
         } else if expected.starts_with("newtype variant") || expected.starts_with("struct variant") {
             Self::ChoiceShape { needs_value: true }
@@ -139,19 +138,17 @@ impl Decoder<'_> {
                 let known = self.mended.covers(&path);
                 path.push(key.clone());
                 if !known && !self.mended.covers(&path) {
-                    let span = self.origin.root().mark_key(self.origin.text(), &path[..path.len() - 1]);
+                    // At the top there is no key to mark: the file as a whole lacks it.
+                    let parent = &path[..path.len() - 1];
+                    let root = parent.is_empty();
+                    let span = if root { 0..0 } else { self.origin.root().mark_key(self.origin.text(), parent) };
                     self.note(span, format!("key `{key}` is missing"), None);
                 }
                 self.stand_in(value, path, None)
             }
             Refusal::UnknownChoice { choices } => {
                 if !self.mended.covers(&path) {
-                    let found = self.found(&path);
-                    let help = nearest(&found, choices.iter().map(String::as_str));
-                    let help = help.map(|choice| format!("did you mean `{choice}`?"));
-                    let message = format!("expected {}, found {}", any_of(&choices), quoted(&found));
-                    let span = self.origin.root().mark(self.origin.text(), &path);
-                    self.note(span, message, help);
+                    self.unknown_choice(&path, &choices);
                 }
                 self.stand_in(value, path, choices.first())
             }
@@ -200,6 +197,17 @@ impl Decoder<'_> {
         Some(())
     }
 
+    fn unknown_choice(&mut self, path: &[String], choices: &[String]) {
+        let (root, text) = (self.origin.root(), self.origin.text());
+        // A choice that takes a value stands as the one key of a map.
+        let (found, span) = match root.get(path).map(Node::entries) {
+            Some([entry]) => (entry.key.clone(), entry.key_span.clone()),
+            _ => (self.found(path), root.mark(text, path)),
+        };
+        let help = did_you_mean(&found, choices.iter().map(String::as_str));
+        self.note(span, format!("expected {}, found {}", list(choices, "or"), quoted(&found)), help);
+    }
+
     fn choice_shape(&mut self, value: &Value, path: &[String], needs_value: bool) {
         // The path may end at the choice itself: `scale.divide`.
         let choice = match pointer(value, path) {
@@ -219,10 +227,10 @@ impl Decoder<'_> {
     fn wrong_type(&mut self, path: &[String], expected: &str) {
         let found = self.found(path);
         let is_number = found.starts_with(|c: char| c.is_ascii_digit());
+        let is_memory = path == ["run", "memory"];
+        let expected = if is_memory { "a size" } else { expected };
         let help = match path {
-            [run, memory] if run == "run" && memory == "memory" => {
-                Some("write a number and a unit, such as `512MiB` or `4GiB`".to_owned())
-            }
+            _ if is_memory => Some("write a number and a unit, such as `512MiB` or `4GiB`".to_owned()),
             _ if expected == "text" && (is_number || matches!(found.as_str(), "true" | "false")) => {
                 Some(format!("put it in quotes: \"{found}\""))
             }
@@ -255,17 +263,20 @@ impl Decoder<'_> {
         let (step, parent) = path.split_last()?;
         let parent = at(value, parent)?;
         let number = self.tries.entry(path.clone()).or_default();
-        // A key can be left out for its default; a list keeps its length.
-        if *number == 0 && !parent.is_object() {
+        // A key can be left out for its default. A list keeps its length, and the only key of a
+        // map may be a choice that the map is there for.
+        if *number == 0 && parent.as_object().is_none_or(|map| map.len() == 1 && map.contains_key(step)) {
             *number = 1;
         }
         let stand_in = match (choice, *number) {
-            (Some(choice), 1..STAND_INS) => Some(Value::from(choice.as_str())),
             (_, 0) => None,
+            (Some(choice), 1..STAND_INS) => Some(Value::from(choice.as_str())),
             (_, 1) => Some(Value::from(1)),
             (_, 2) => Some(Value::from("stand_in")),
             (_, 3) => Some(Value::Array(Vec::new())),
             (_, 4) => Some(Value::Object(serde_json::Map::new())),
+            (_, 5) => Some(Value::Null),
+            (_, 6) => Some(Value::Bool(false)),
             _ => return None,
         };
         *number += 1;
@@ -290,10 +301,6 @@ fn quoted(found: &str) -> String {
         "a list" | "keys and values" => found.to_owned(),
         _ => format!("`{found}`"),
     }
-}
-
-fn any_of(choices: &[String]) -> String {
-    list(choices, "or")
 }
 
 /// Words as `a`, `b` or `c`.

@@ -158,32 +158,28 @@ impl Node {
     pub fn locate(&self, text: &str, range: Range<usize>) -> Range<usize> {
         let Some(value) = self.scalar() else { return self.span.clone() };
         let source = &text[self.span.clone()];
-        let whole = self.span.start..self.span.start + source.lines().next().unwrap_or_default().len();
-        if !source.starts_with('|') {
-            let Some(shift) = source.find(value) else { return whole };
-            return self.span.start + shift + range.start..self.span.start + shift + range.end;
+        let start = self.span.start;
+        if let Some(shift) = source.find(value) {
+            return start + shift + range.start..start + shift + range.end;
         }
-        let start = literal_offset(source, value, range.start);
-        // An end just after a line break belongs to the line before it.
-        let end = literal_offset(source, value, range.end.max(1) - 1);
-        match (start, end) {
-            (Some(start), Some(end)) if start <= end => {
-                self.span.start + start..self.span.start + end + usize::from(range.end > range.start)
-            }
-            (Some(start), _) => self.span.start + start..self.span.start + start,
-            _ => whole,
+        // The lines of a block without their indentation; each stands alone in the file.
+        match (block_offset(source, value, range.start), block_offset(source, value, range.end)) {
+            (Some(from), Some(to)) if from <= to => start + from..start + to,
+            (Some(from), _) => start + from..start + from,
+            _ => self.first_mark(text),
         }
     }
 }
 
-/// Where byte `at` of a literal block's value stands in its source, header line included.
-fn literal_offset(source: &str, value: &str, at: usize) -> Option<usize> {
-    let before = value.get(..at)?;
-    let line_number = before.matches('\n').count();
-    let column = at - before.rfind('\n').map_or(0, |newline| newline + 1);
-    let value_line = value.split('\n').nth(line_number)?;
-    let mut start = source.find('\n')? + 1;
-    for _ in 0..line_number {
+/// Where byte `at` of a block's value stands in its source. Both start with the same line,
+/// but for blank lines and indentation.
+fn block_offset(source: &str, value: &str, at: usize) -> Option<usize> {
+    let skipped = value.len() - value.trim_start_matches('\n').len();
+    let before = value.get(skipped..at)?;
+    let column = before.len() - before.rfind('\n').map_or(0, |newline| newline + 1);
+    let value_line = value[at - column..].split('\n').next()?;
+    let mut start = source.len() - source.trim_start().len();
+    for _ in before.matches('\n') {
         start += source[start..].find('\n')? + 1;
     }
     let source_line = source[start..].split('\n').next()?.trim_end_matches('\r');
@@ -227,6 +223,8 @@ pub(super) fn parse(text: &str) -> (Option<Node>, Vec<Fault>) {
 fn fault(message: &str, span: Range<usize>, help: Option<&str>) -> Fault {
     Fault { message: message.to_owned(), span, help: help.map(str::to_owned), elsewhere: None }
 }
+
+const TABS: &str = "tabs cannot indent YAML";
 
 /// A collection whose end has not come yet.
 enum Frame {
@@ -274,7 +272,7 @@ impl Builder<'_> {
                 self.refuse(anchor, tag.is_some(), &span);
                 self.frames.push(Frame::Map { start: span.start, entries: Vec::new(), key: None });
             }
-            Event::SequenceEnd | Event::MappingEnd => self.close(span.end),
+            Event::SequenceEnd | Event::MappingEnd => self.close(span.start),
         }
         if self.frames.len() > MAX_DEPTH {
             let at = self.places.last.byte;
@@ -294,14 +292,16 @@ impl Builder<'_> {
         self.faults.push(fault(what, first_line, Some("write the plain value")));
     }
 
-    fn close(&mut self, end: usize) {
+    /// Ends a collection; `bracket` is where its closing bracket is, if it has one.
+    fn close(&mut self, bracket: usize) {
         let node = match self.frames.pop() {
             Some(Frame::List { start, items }) => {
-                let end = self.places.end_of(start, items.last().map(|item| item.span.end), end);
+                let end = self.places.end_of(start, items.last().map(|item| item.span.end), bracket);
                 Node { span: start..end, content: Content::List(items) }
             }
             Some(Frame::Map { start, entries, .. }) => {
-                let end = self.places.end_of(start, entries.last().map(|e| e.value.span.end.max(e.key_span.end)), end);
+                let last = entries.last().map(|entry| entry.value.span.end.max(entry.key_span.end));
+                let end = self.places.end_of(start, last, bracket);
                 Node { span: start..end, content: Content::Map(entries) }
             }
             None => return,
@@ -319,6 +319,9 @@ impl Builder<'_> {
                     let text = node.scalar().unwrap_or_default().to_owned();
                     if !matches!(node.content, Content::Scalar { .. }) {
                         self.faults.push(fault("a key is a word, not a collection", node.span.clone(), None));
+                    }
+                    if self.places.indent_of(node.span.start).contains('\t') {
+                        self.faults.push(fault(TABS, node.span.clone(), Some("use blanks")));
                     }
                     *key = Some((text, node.span));
                 }
@@ -338,9 +341,8 @@ impl Builder<'_> {
     fn scan_fault(&mut self, error: &ScanError) -> Fault {
         let at = self.places.offset(*error.marker());
         let line = self.places.line_around(at);
-        let indent = &line[..line.len() - line.trim_start().len()];
-        let (message, help) = if indent.contains('\t') {
-            ("tabs cannot indent YAML".to_owned(), Some("use blanks"))
+        let (message, help) = if self.places.indent_of(at).contains('\t') {
+            (TABS.to_owned(), Some("use blanks"))
         } else if line.contains("${") && !line.contains("\"${") {
             (format!("this is not YAML: {}", error.info()), Some("inside { } and [ ], put \"${...}\" in quotes"))
         } else {
@@ -405,11 +407,11 @@ impl<'a> Places<'a> {
         span.start..span.start + self.text[span.clone()].trim_end().len()
     }
 
-    /// Where a collection ends: at its bracket, or with its last part.
-    fn end_of(&self, start: usize, last: Option<usize>, end: usize) -> usize {
-        let flow = self.text[start..].starts_with(['[', '{']);
-        let end = if flow { Some(end) } else { last };
-        end.unwrap_or(start).max(start)
+    /// Where a collection ends: with its bracket, or with its last part.
+    fn end_of(&self, start: usize, last: Option<usize>, bracket: usize) -> usize {
+        let closed = self.text[start..].starts_with(['[', '{']) && self.text[bracket..].starts_with([']', '}']);
+        let end = if closed { bracket + 1 } else { last.unwrap_or(start) };
+        end.max(start)
     }
 
     /// The number, from 1, of the line of a byte.
@@ -423,7 +425,79 @@ impl<'a> Places<'a> {
         &self.text[self.line_starts[line]..end]
     }
 
+    /// What stands before the first word of the line of a byte.
+    fn indent_of(&self, byte: usize) -> &'a str {
+        let line = self.line_around(byte);
+        &line[..line.len() - line.trim_start().len()]
+    }
+
     fn next_char(&self, byte: usize) -> usize {
         byte + self.text[byte..].chars().next().map_or(0, char::len_utf8)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(text: &str) -> Node {
+        let (root, faults) = parse(text);
+        assert_eq!(faults, []);
+        root.unwrap()
+    }
+
+    #[test]
+    fn every_value_knows_its_bytes() {
+        let text = "# ü\r\nä: 'b c'\r\nd: {e: [1, \"二\"], f: }\r\ng:\r\n  - h: x # y\r\n  -\r\n    i: z\r\n";
+        let root = tree(text);
+        for (path, expected) in [
+            (&["ä"][..], "'b c'"),
+            (&["d"], "{e: [1, \"二\"], f: }"),
+            (&["d", "e"], "[1, \"二\"]"),
+            (&["d", "e", "1"], "\"二\""),
+            (&["d", "f"], ""),
+            (&["g"], "- h: x # y\r\n  -\r\n    i: z"),
+            (&["g", "0", "h"], "x"),
+            (&["g", "1"], "i: z"),
+        ] {
+            assert_eq!(&text[root.get(path).unwrap().span.clone()], expected, "{path:?}");
+        }
+    }
+
+    #[test]
+    fn marks_fit_on_one_line() {
+        let text = "a:\n  b: [1,\n    2]\n  c:\n    - d: 1\n      e: 2\n    - |\n      long\n      text\n";
+        let root = tree(text);
+        for (path, expected) in [
+            (&[][..], "a"),
+            (&["a"], "a"),
+            (&["a", "b"], "b"),
+            (&["a", "b", "1"], "2"),
+            (&["a", "c", "0"], "d"),
+            (&["a", "c", "1"], "long"),
+            (&["a", "x", "y"], "a"),
+        ] {
+            assert_eq!(&text[root.mark(text, path)], expected, "{path:?}");
+        }
+    }
+
+    #[test]
+    fn parts_of_a_scalar_are_found_in_the_file() {
+        for (text, part, expected) in [
+            ("a: x four y", "four", Some("four")),
+            ("a: 'x four y'", "four", Some("four")),
+            ("a: |\n  ä\n\n    four y\n  z\n", "four", Some("four")),
+            ("a: |\n\n\n  ä\r\n  four\r\n", "four", Some("four")),
+            ("a: |2-\n    x\n   four", "four", Some("four")),
+            ("a: |\n  x\n  four\n  y\n", "x\nfour", Some("x\n  four")),
+            ("a: \"x\\tfour\"", "four", Some("\"x\\tfour\"")),
+            ("a: >\n  x\n  four\n", "four", Some("x")),
+        ] {
+            let root = tree(text);
+            let node = root.get(&["a"]).unwrap();
+            let start = node.scalar().unwrap().find(part).unwrap();
+            let found = node.locate(text, start..start + part.len());
+            assert_eq!(text.get(found), expected, "{text:?}");
+        }
     }
 }

@@ -338,3 +338,51 @@ fn parse(kind: ParamType, text: &str, folder: &Path) -> Result<Param, String> {
     };
     Ok(Param { kind, value, text })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_scalars_follow_the_core_schema() {
+        for (text, expected) in [
+            ("", Value::Null),
+            ("~", Value::Null),
+            ("True", Value::from(true)),
+            ("yes", Value::from("yes")),
+            ("+3", Value::from(3)),
+            ("-3", Value::from(-3)),
+            ("0o17", Value::from(15)),
+            ("0xff", Value::from(255)),
+            ("1e-3", Value::from(0.001)),
+            (".5", Value::from(0.5)),
+            ("18446744073709551615", Value::from(u64::MAX)),
+            (".inf", Value::from(".inf")),
+            ("1e999", Value::from("1e999")),
+            ("nan", Value::from("nan")),
+            ("infinity", Value::from("infinity")),
+            ("2026-12-01", Value::from("2026-12-01")),
+            ("1_000", Value::from("1_000")),
+        ] {
+            assert_eq!(core_schema(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn filled_text_knows_where_it_came_from() {
+        let param = parse(ParamType::Date, "2026-03-01", Path::new("/")).ok();
+        let params = Params(BTreeMap::from([("ds".to_owned(), param), ("broken".to_owned(), None)]));
+        let source = "ä ${ds-1d} $${ds} z";
+        let expanded = params.expand(source).unwrap().unwrap();
+        assert_eq!(expanded.text, "ä 2026-02-28 ${ds} z");
+        for (part, expected) in
+            [("ä", "ä"), ("02", "${ds-1d}"), ("${ds}", "${ds}"), ("z", "z"), ("28 ${", "${ds-1d} $${")]
+        {
+            let start = expanded.text.find(part).unwrap();
+            assert_eq!(&source[expanded.source(start..start + part.len())], expected, "{part}");
+        }
+        assert_eq!(params.expand("${ds}").unwrap().unwrap().whole, Some(Value::from("2026-03-01")));
+        assert!(params.expand("a ${broken}").unwrap().is_none());
+        assert_eq!(params.expand("${x} ${y").unwrap_err().len(), 2);
+    }
+}

@@ -291,11 +291,24 @@ pub struct TrainPlan {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Optimizer {
     /// Stochastic gradient descent.
-    Sgd { momentum: f64 },
+    Sgd {
+        /// 0 to 1.
+        momentum: f64,
+    },
     /// Adam; weight decay is added to the gradient.
-    Adam { betas: [f64; 2], epsilon: f64 },
+    Adam {
+        /// Decay rates of the first and second moment.
+        betas: [f64; 2],
+        /// Added to the denominator.
+        epsilon: f64,
+    },
     /// Adam; weight decay is decoupled.
-    Adamw { betas: [f64; 2], epsilon: f64 },
+    Adamw {
+        /// Decay rates of the first and second moment.
+        betas: [f64; 2],
+        /// Added to the denominator.
+        epsilon: f64,
+    },
 }
 
 /// An embedding table to write.

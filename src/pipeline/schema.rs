@@ -17,10 +17,13 @@ pub fn json_schema() -> Value {
             allow_parameters(definition);
         }
     }
-    if let Some(root) = schema.as_object_mut() {
-        root.insert("title".to_owned(), json!("Emberflow pipeline"));
-    }
-    schema
+    let mut titled = Map::from_iter([
+        ("$schema".to_owned(), schema["$schema"].take()),
+        ("title".to_owned(), json!("Emberflow pipeline")),
+    ]);
+    titled
+        .extend(schema.as_object().cloned().unwrap_or_default().into_iter().filter(|(key, _)| !key.starts_with("$s")));
+    titled.into()
 }
 
 /// Where a number, a boolean or one of some choices stands, `${name}` may stand too; text
@@ -29,8 +32,11 @@ fn allow_parameters(schema: &mut Value) {
     let Some(object) = schema.as_object_mut() else { return };
     if is_choice(object) || has_type(object, &["integer", "number", "boolean"]) {
         let notes = ["title", "description", "default"];
-        let (kept, original): (Map<_, _>, Map<_, _>) =
+        let (kept, mut original): (Map<_, _>, Map<_, _>) =
             std::mem::take(object).into_iter().partition(|(key, _)| notes.contains(&key.as_str()));
+        // Choices with a value: it may be a parameter, the choice itself is text.
+        let choices = original.get_mut("oneOf").and_then(Value::as_array_mut);
+        choices.into_iter().flatten().filter(|choice| choice["type"] == "object").for_each(allow_parameters);
         *object = kept;
         object.insert("anyOf".to_owned(), json!([original, { "type": "string", "pattern": "\\$\\{.+\\}" }]));
         return;

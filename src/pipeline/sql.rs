@@ -41,8 +41,10 @@ pub(super) fn tables(sql: &str) -> Result<Vec<TableUse>, SqlFault> {
     let mut parser = DFParserBuilder::new(sql).build().map_err(|error| syntax(sql, &error))?;
     let statements = parser.parse_statements().map_err(|error| syntax(sql, &error))?;
     let mut statements = statements.into_iter();
-    let (Some(statement), None) = (statements.next(), statements.next()) else {
-        return Err(refuse("expected one query", everything));
+    let statement = match (statements.next(), statements.next()) {
+        (Some(statement), None) => statement,
+        (None, _) => return Err(refuse("expected a query, found nothing", everything)),
+        _ => return Err(refuse("a transform is one query, and here are several", everything)),
     };
     let DFStatement::Statement(inner) = &statement else {
         return Err(only_reads(everything));
@@ -265,4 +267,38 @@ fn first_line(sql: &str) -> Range<usize> {
     let start = sql.len() - sql.trim_start().len();
     let line = sql[start..].lines().next().unwrap_or_default();
     start..start + line.trim_end().len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn column_types() {
+        for kind in ["BIGINT", "int", "DOUBLE", "DECIMAL(10,2)", "TIMESTAMP", "TIMESTAMP(3)", "VARCHAR", "BOOLEAN"] {
+            assert!(is_column_type(kind), "{kind}");
+        }
+        for kind in
+            ["", "WAT", "INT INT", "DECIMAL(99)", "DECIMAL(2,3)", "TIMESTAMP(2)", "UUID", "INT)", "'", "VARCHAR(3)"]
+        {
+            assert!(!is_column_type(kind), "{kind}");
+        }
+    }
+
+    #[test]
+    fn tables_in_order() {
+        for (sql, expected) in [
+            ("SELECT 1", &[][..]),
+            ("SELECT * FROM b, A, \"C d\", b", &["b", "a", "C d"]),
+            ("WITH x AS (SELECT * FROM y) SELECT * FROM x WHERE z IN (SELECT z FROM w)", &["y", "w"]),
+            ("WITH t AS (SELECT * FROM t) SELECT * FROM t", &["t"]),
+            ("SELECT * FROM a UNION ALL SELECT * FROM b;", &["a", "b"]),
+            ("(SELECT * FROM a)", &["a"]),
+            ("SELECT * FROM generate_series(1, 3)", &[]),
+        ] {
+            let found = tables(sql).map_err(|fault| fault.message).unwrap();
+            let names: Vec<_> = found.iter().map(|table| table.name.as_str()).collect();
+            assert_eq!(names, expected, "{sql}");
+        }
+    }
 }

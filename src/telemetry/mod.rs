@@ -2,8 +2,12 @@
 //! printers both listen to.
 
 mod event;
+mod json_lines;
+mod progress;
 
 pub use event::{Event, Events, Ledger, Listener};
+pub use json_lines::json_lines;
+pub use progress::{bars, lines};
 
 /// The most memory this process has held so far (resident set), bytes; `None` where the
 /// system does not tell.

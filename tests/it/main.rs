@@ -6,6 +6,7 @@ mod bad_input;
 mod cli;
 mod command;
 mod data;
+mod data_feed;
 mod embed;
 mod hdfs;
 mod learn;

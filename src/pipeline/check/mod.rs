@@ -162,8 +162,11 @@ impl Checker<'_> {
 
     /// All transforms, each after its inputs.
     pub fn transforms(&mut self, specs: &BTreeMap<String, TransformSpec>) -> Vec<TransformPlan> {
+        // A name that is also a source's has its fault already.
+        let own = |name: &str| !self.keys("sources").any(|source| source == name);
+        let named: Vec<_> = specs.iter().filter(|(name, _)| own(name)).collect();
         let plans: BTreeMap<_, _> =
-            specs.iter().filter_map(|(name, spec)| Some((name.as_str(), self.transform(name, spec)?))).collect();
+            named.into_iter().filter_map(|(name, spec)| Some((name.as_str(), self.transform(name, spec)?))).collect();
         let mut order = Order { plans: &plans, done: BTreeSet::new(), sorted: Vec::new(), cycles: Vec::new() };
         for name in plans.keys() {
             order.visit(name, &mut Vec::new());
@@ -177,6 +180,9 @@ impl Checker<'_> {
     }
 
     fn transform(&mut self, name: &str, spec: &TransformSpec) -> Option<TransformPlan> {
+        if ["sql", "file"].iter().any(|key| self.mended.covers(&["transforms", name, key])) {
+            return None;
+        }
         let query = match (&spec.sql, &spec.file) {
             (Some(_), None) => self.inline_query(name)?,
             (None, Some(file)) => self.query_file(name, file)?,
@@ -209,19 +215,12 @@ impl Checker<'_> {
     }
 
     fn inline_query(&mut self, name: &str) -> Option<Query> {
-        let path = ["transforms", name, "sql"];
-        if self.mended.covers(&path) {
-            return None;
-        }
-        let text = self.origin.root().get(&path)?.scalar()?;
+        let text = self.origin.root().get(&["transforms", name, "sql"])?.scalar()?;
         Some(Query { expanded: self.params.expand(text).ok()??, file: None })
     }
 
     fn query_file(&mut self, name: &str, file: &str) -> Option<Query> {
         let path = ["transforms", name, "file"];
-        if self.mended.covers(&path) {
-            return None;
-        }
         let text = match read_text(&self.folder.join(file)) {
             Ok(text) => text,
             Err(message) => {
@@ -344,9 +343,7 @@ impl<'a> Order<'a> {
             return;
         }
         path.push(name);
-        for input in &plan.inputs {
-            self.visit(input, path);
-        }
+        plan.inputs.iter().for_each(|input| self.visit(input, path));
         path.pop();
         self.done.insert(name);
         self.sorted.push(name);
@@ -414,4 +411,35 @@ fn tidy(path: &Path) -> PathBuf {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, expected) in [
+            ("512MiB", Some(512 << 20)),
+            ("1.5 GB", Some(1_500_000_000)),
+            ("4gib", Some(4 << 30)),
+            ("1TB", Some(1_000_000_000_000)),
+            ("512", None),
+            ("MiB", None),
+            ("-1GiB", None),
+            ("1e3GiB", None),
+            ("infGiB", None),
+        ] {
+            assert_eq!(size_bytes(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn shown_paths_are_tidy() {
+        for (path, expected) in
+            [("a/../sql/x.sql", "sql/x.sql"), ("../x", "../x"), ("/a/b/../../c", "/c"), ("./x", "./x")]
+        {
+            assert_eq!(tidy(Path::new(path)), Path::new(expected));
+        }
+    }
 }

@@ -50,7 +50,8 @@ impl Checker<'_> {
         }
         if let Scale::Divide(divisor) = spec.scale {
             let message = "cannot divide by this";
-            self.require(divisor != 0.0 && divisor.is_finite(), &path("scale"), message, "give another number than 0");
+            let path = [at[0], at[1], at[2], at[3], "scale", "divide"];
+            self.require(divisor != 0.0, &path, message, "give another number than 0");
         }
         if spec.indicator && matches!(spec.missing, Missing::Error | Missing::Reject) {
             let help = "say what stands in for it: `missing: mean`, `median` or `{ constant: 0 }`";

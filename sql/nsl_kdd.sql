@@ -1,0 +1,40 @@
+-- The numeric columns of NSL-KDD under clean names, and an id: the row's place in a total
+-- order, so that it is the same in every run. Counts of bytes span nine decades; their
+-- logarithm does not.
+SELECT
+  row_number() OVER (ORDER BY
+    duration, service, flag, src_byts, dst_bytes, hot, count, srv_count, serror_rate, rerror_rate,
+    diff_srv_rate, srv_diff_host_rate, dst_host_count, " dst_host_srv_count",
+    dst_host_diff_srv_rate, dst_host_same_src_port_rate, dst_host_srv_diff_host_rate,
+    dst_host_serror_rate, dst_host_srv_serror_rate, dst_host_rerror_rate,
+    dst_host_srv_rerror_rate, label, "#correctly_predicted") AS id,
+  label,
+  ln(1 + duration) AS duration,
+  ln(1 + src_byts) AS src_bytes,
+  ln(1 + dst_bytes) AS dst_bytes,
+  num_failed_logins,
+  num_compromised,
+  num_root,
+  num_file_creations,
+  num_shells,
+  num_access_files,
+  count AS host_count,
+  srv_count,
+  dst_host_count,
+  " dst_host_srv_count" AS dst_host_srv_count,
+  serror_rate,
+  srv_error_rate AS srv_serror_rate,
+  rerror_rate,
+  srv_rerror_rate,
+  same_srv_rate,
+  diff_srv_rate,
+  srv_diff_host_rate,
+  dst_host_same_srv_rate,
+  dst_host_diff_srv_rate,
+  dst_host_same_src_port_rate,
+  dst_host_srv_diff_host_rate,
+  dst_host_serror_rate,
+  dst_host_srv_serror_rate,
+  dst_host_rerror_rate,
+  dst_host_srv_rerror_rate
+FROM raw_connections
