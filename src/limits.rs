@@ -86,8 +86,9 @@ pub const SAMPLE_ROWS: usize = 65_536;
 /// Values in that sample over all columns that want quantiles: 32 MiB.
 pub const SAMPLE_VALUES: usize = 4 << 20;
 
-/// Row groups that are read at the same time to learn scaling and fill values.
-pub const FIT_TASKS: usize = 8;
+/// Row groups, decoded, that are read at the same time to learn scaling and fill values, in
+/// all (one at least, however large).
+pub const FIT_BYTES: u64 = 256 << 20;
 
 /// Numbers tried for a new version of a table when other runs take them at the same time.
 pub const VERSIONS_TRIED: u64 = 100;

@@ -6,6 +6,7 @@ use rayon::prelude::*;
 
 use super::{
     prepare::Dataset,
+    read::all_splits,
     shuffle::{Purpose, SplitMix64, Subset},
 };
 use crate::{
@@ -108,7 +109,7 @@ pub fn deal(dataset: &Dataset, plan: &PartitionPlan, validation: f64, seed: u64)
     let mut dealt = vec![Vec::new(); count];
     match plan.by {
         PartitionBy::Hash => {
-            for split in row_groups(dataset) {
+            for split in all_splits(dataset) {
                 let partition = dataset.files[split.file].partition.map_or(0, |id| id.0 as usize);
                 dealt[partition % count].push(split);
             }
@@ -141,24 +142,11 @@ pub fn is_held_out(seed: u64, row: u64, validation: f64) -> bool {
     Subset::new(seed, Purpose::HoldOut, validation).contains(row)
 }
 
-/// One split per row group that has rows, in order.
-fn row_groups(dataset: &Dataset) -> Vec<Split> {
-    let mut splits = Vec::new();
-    let mut first_row = 0;
-    for (file, data_file) in dataset.files.iter().enumerate() {
-        for (row_group, group) in data_file.row_groups.iter().enumerate().filter(|(_, group)| group.rows > 0) {
-            splits.push(Split { file, row_group, rows: 0..group.rows, first_row });
-            first_row += group.rows;
-        }
-    }
-    splits
-}
-
 /// What is dealt: whole row groups where there are enough of them and none is a giant, for
 /// reading a part of one may cost as much as reading all of it. Else the data set is cut into
 /// `PIECES_PER_PARTITION * count` pieces of equal rows, each of one or more splits.
 fn pieces(dataset: &Dataset, count: usize) -> Vec<Vec<Split>> {
-    let groups = row_groups(dataset);
+    let groups: Vec<Split> = all_splits(dataset).into_iter().filter(|group| group.len() > 0).collect();
     let wanted = count as u64 * PIECES_PER_PARTITION;
     let total = dataset.rows();
     let giant = groups.iter().any(|group| group.len() > 2 * total.div_ceil(wanted));

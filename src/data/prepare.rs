@@ -60,6 +60,11 @@ impl Dataset {
     pub fn rows(&self) -> u64 {
         self.files.iter().flat_map(|file| &file.row_groups).map(|group| group.rows).sum()
     }
+
+    /// Decoded bytes of the largest row group: what a reader may hold.
+    pub fn largest_row_group(&self) -> u64 {
+        self.files.iter().flat_map(|file| &file.row_groups).map(|group| group.size_bytes).max().unwrap_or(0)
+    }
 }
 
 /// What is needed of a table.

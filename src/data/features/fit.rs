@@ -136,7 +136,9 @@ async fn learn(
         sample: Subset::new(0, Purpose::Sample, sample_fraction(dataset.rows(), sampled)),
         targets,
     });
-    let tasks = std::thread::available_parallelism().map_or(1, usize::from).min(limits::FIT_TASKS);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let groups = (limits::FIT_BYTES / dataset.largest_row_group().max(1)) as usize;
+    let tasks = groups.clamp(1, cores);
     let mut parts = stream::iter(all_splits(dataset))
         .map(|split| {
             let (pass, rows) = (Arc::clone(&pass), split.len());
@@ -299,20 +301,23 @@ impl Learned {
 mod tests {
     use super::*;
 
-    fn fit_values(scale: Scale, missing: Missing, values: &[f64]) -> Result<(Vec<f64>, Vec<f64>, Vec<f64>), String> {
+    /// Offset, divisor and fill.
+    fn fit_values(scale: Scale, missing: Missing, values: &[f64]) -> Result<[Vec<f64>; 3], String> {
         let column = LayoutColumn { name: "c".to_owned(), shape: Shape::Scalar, scale, missing, indicator: false };
         let mut stats = Stats::new(1);
         stats.add(values);
-        values.iter().for_each(|value| stats.add_sample(&[*value]));
+        for value in values {
+            stats.add_sample(&[*value]);
+        }
         let stats = Wanted::of(&column).moments.then_some(stats);
         let fitted = fitted(&column, None, stats.as_ref()).map_err(|error| error.to_string())?;
-        Ok((fitted.offset, fitted.divisor, fitted.fill))
+        Ok([fitted.offset, fitted.divisor, fitted.fill])
     }
 
     #[test]
     fn scales_are_as_in_the_text_books() {
         let check = |scale, values: &[f64], offset: f64, divisor: f64| {
-            let (offsets, divisors, _) = fit_values(scale, Missing::Error, values).unwrap();
+            let [offsets, divisors, _] = fit_values(scale, Missing::Error, values).unwrap();
             assert_eq!((offsets, divisors), (vec![offset], vec![divisor]), "{scale:?} of {values:?}");
         };
         let values = [1.0, 2.0, 3.0, 4.0, 10.0];
@@ -328,7 +333,7 @@ mod tests {
         // 0.1 has no exact sum: the deviation comes out above 0.
         for value in [0.1, 0.0, -7e300, 1e-310] {
             for scale in [Scale::MinMax, Scale::Standard, Scale::Robust] {
-                let (offset, divisor, _) = fit_values(scale, Missing::Error, &[value; 1000]).unwrap();
+                let [offset, divisor, _] = fit_values(scale, Missing::Error, &[value; 1000]).unwrap();
                 assert_eq!((offset[0], divisor[0]), (value, 1.0), "{scale:?}");
             }
         }
@@ -337,7 +342,7 @@ mod tests {
     #[test]
     fn fills_are_learned_from_the_values_that_are_there() {
         let nan = f64::NAN;
-        let fill = |missing, values: &[f64]| fit_values(Scale::None, missing, values).map(|fitted| fitted.2);
+        let fill = |missing, values: &[f64]| fit_values(Scale::None, missing, values).map(|[_, _, fill]| fill);
         assert_eq!(fill(Missing::Mean, &[1.0, nan, 5.0]), Ok(vec![3.0]));
         assert_eq!(fill(Missing::Median, &[1.0, nan, 2.0, 9.0]), Ok(vec![2.0]));
         assert_eq!(fill(Missing::Constant(-1.0), &[]), Ok(vec![-1.0]));
@@ -346,7 +351,7 @@ mod tests {
             let error = fill(missing, &[nan, nan]).unwrap_err();
             assert!(error.contains("column `c`") && error.contains(what), "{error}");
         }
-        let (offset, divisor, fill) = fit_values(Scale::Standard, Missing::Constant(2.0), &[nan, nan]).unwrap();
+        let [offset, divisor, fill] = fit_values(Scale::Standard, Missing::Constant(2.0), &[nan, nan]).unwrap();
         assert_eq!((offset, divisor, fill), (vec![0.0], vec![1.0], vec![2.0]));
     }
 }

@@ -166,7 +166,7 @@ mod tests {
                 values.sort_by(f64::total_cmp);
                 prop_assert_eq!((moments.min, moments.max), (values[0], values[values.len() - 1]));
                 let [_, median, _] = whole.quartiles(element);
-                let middle = (values[(values.len() - 1) / 2] + values[values.len() / 2]) / 2.0;
+                let middle = f64::midpoint(values[(values.len() - 1) / 2], values[values.len() / 2]);
                 prop_assert!(close(median, middle));
             }
         }
@@ -175,7 +175,9 @@ mod tests {
     #[test]
     fn quartiles_are_linear_between_ranks() {
         let mut stats = Stats::new(1);
-        [4.0, 1.0, f64::NAN, 3.0, 2.0].iter().for_each(|value| stats.add_sample(&[*value]));
+        for value in [4.0, 1.0, f64::NAN, 3.0, 2.0] {
+            stats.add_sample(&[value]);
+        }
         assert_eq!(stats.quartiles(0), [1.75, 2.5, 3.25]);
         let mut empty = Stats::new(1);
         empty.add(&[7.0, 9.0]);

@@ -15,6 +15,8 @@ pub(super) struct Budget {
     pub chunk_rows: usize,
     /// Batches assembled ahead, at least 1.
     pub prefetch: usize,
+    /// Partitions of a rank that are decoded at the same time to be kept, at least 1.
+    pub loads: usize,
 }
 
 /// Which rows are decoded once and kept.
@@ -29,8 +31,9 @@ pub(super) enum Keep {
 }
 
 impl Budget {
-    /// Spends `memory_bytes` on rows of `width` features.
-    pub fn new(partitions: &Partitions, width: usize, batch: usize, memory_bytes: u64) -> Self {
+    /// Spends `memory_bytes` on rows of `width` features. Whoever reads holds a row group: of
+    /// `group_bytes` at most.
+    pub fn new(partitions: &Partitions, group_bytes: u64, width: usize, batch: usize, memory_bytes: u64) -> Self {
         let row_bytes = (width * size_of::<f32>()) as u64;
         let batch_bytes = row_bytes.saturating_mul(batch as u64).max(1);
         // A quarter at most goes into batches: those in the channel, the one that is assembled
@@ -38,6 +41,7 @@ impl Budget {
         let in_flight = (memory_bytes / 4 / batch_bytes).clamp(3, limits::PREFETCH_BATCHES as u64 + 2);
         let prefetch = in_flight as usize - 2;
         let left = memory_bytes.saturating_sub(in_flight.saturating_mul(batch_bytes)).max(memory_bytes / 4);
+        let loads = (memory_bytes / 4 / group_bytes.max(1)).clamp(1, limits::MAX_PARTITIONS.into()) as usize;
 
         let bytes = |rows: u64| rows.saturating_mul(row_bytes + ORDER_BYTES);
         // An epoch's order is a second set of places.
@@ -45,13 +49,14 @@ impl Budget {
         let countable = |rows: u64| u32::try_from(rows).is_ok();
         let rows = partitions.partitions.iter().map(|partition| partition.train_rows + partition.held_out_rows);
         if all <= left && rows.clone().all(countable) {
-            return Self { keep: Keep::All, chunk_rows: 1, prefetch };
+            return Self { keep: Keep::All, chunk_rows: 1, prefetch, loads };
         }
+        let readers = rows.filter(|rows| *rows > 0).count().max(1) as u64;
+        let left = left.saturating_sub(readers.saturating_mul(group_bytes)).max(left / 4);
         let held_out = bytes(partitions.held_out_rows());
         let (keep, left) = if held_out <= left / 4 { (Keep::HeldOut, left - held_out) } else { (Keep::Nothing, left) };
-        let buffers = 2 * rows.filter(|rows| *rows > 0).count().max(1) as u64;
-        let chunk_rows = (left / buffers / (row_bytes + ORDER_BYTES)).clamp(1, u64::from(u32::MAX)) as usize;
-        Self { keep, chunk_rows, prefetch }
+        let chunk_rows = (left / (2 * readers) / (row_bytes + ORDER_BYTES)).clamp(1, u64::from(u32::MAX)) as usize;
+        Self { keep, chunk_rows, prefetch, loads }
     }
 }
 
@@ -72,10 +77,10 @@ mod tests {
     #[test]
     fn keeps_what_fits_and_never_spends_more() {
         let check = |rows: &[(u64, u64)], batch, memory_bytes: u64, keep| {
-            let budget = Budget::new(&partitions(rows), 100, batch, memory_bytes);
+            let budget = Budget::new(&partitions(rows), 1000, 100, batch, memory_bytes);
             assert_eq!(budget.keep, keep, "{rows:?} in {memory_bytes}");
-            let used =
-                rows.iter().filter(|rows| rows.0 + rows.1 > 0).count() as u64 * 2 * budget.chunk_rows as u64 * 404;
+            let readers = rows.iter().filter(|rows| rows.0 + rows.1 > 0).count() as u64;
+            let used = readers * (2 * budget.chunk_rows as u64 * 404 + 1000);
             let kept: u64 = if keep == Keep::HeldOut { rows.iter().map(|rows| rows.1 * 404).sum() } else { 0 };
             let batches = (budget.prefetch as u64 + 2) * batch as u64 * 400;
             assert!(keep == Keep::All || used + kept + batches <= memory_bytes, "{budget:?}");
@@ -90,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_budget_too_small_for_anything_still_moves() {
-        let budget = Budget::new(&partitions(&[(1 << 40, 0)]), 1 << 20, 8192, 1 << 20);
-        assert_eq!(budget, Budget { keep: Keep::HeldOut, chunk_rows: 1, prefetch: 1 });
+        let budget = Budget::new(&partitions(&[(1 << 40, 0)]), 1 << 30, 1 << 20, 8192, 1 << 20);
+        assert_eq!(budget, Budget { keep: Keep::HeldOut, chunk_rows: 1, prefetch: 1, loads: 1 });
     }
 }

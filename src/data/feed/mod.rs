@@ -21,7 +21,7 @@ use datafusion::common::runtime::SpawnedTask;
 use futures::future::try_join_all;
 use tokio::{
     runtime::Handle,
-    sync::{OnceCell, mpsc},
+    sync::{OnceCell, Semaphore, mpsc},
 };
 
 pub use error::FeedError;
@@ -53,8 +53,9 @@ pub struct FeedPlan {
     pub batch: usize,
     /// Memory for rows in flight of the whole run, all ranks together; a rank uses the share of
     /// its partitions. What fits is decoded once and kept; what does not is read again each
-    /// epoch through bounded shuffle buffers. One Arrow batch per partition, in the middle of
-    /// being decoded, comes on top.
+    /// epoch through bounded shuffle buffers. Row groups that are being read count too, unless
+    /// they are so large that one per partition takes most of it; an Arrow batch per partition,
+    /// in the middle of being decoded, comes on top.
     pub memory_bytes: u64,
 }
 
@@ -77,6 +78,8 @@ struct Inner {
     source: Arc<Source>,
     steps: StepPlan,
     budget: Budget,
+    /// Who may decode a partition to be kept.
+    loads: Semaphore,
     /// In order.
     owned: Vec<Owned>,
 }
@@ -96,8 +99,10 @@ impl Feed {
         owned.sort_unstable();
         let owned = owned.into_iter().map(|partition| Owned { partition, kept: OnceCell::new() }).collect();
         let source = Arc::new(Source::new(storage, plan));
-        let budget = Budget::new(&source.plan.partitions, source.width, source.plan.batch, source.plan.memory_bytes);
-        Self { inner: Arc::new(Inner { source, steps, budget, owned }), runtime: Handle::current() }
+        let FeedPlan { dataset, partitions, batch, memory_bytes, .. } = &source.plan;
+        let budget = Budget::new(partitions, dataset.largest_row_group(), source.width, *batch, *memory_bytes);
+        let loads = Semaphore::new(budget.loads);
+        Self { inner: Arc::new(Inner { source, steps, budget, loads, owned }), runtime: Handle::current() }
     }
 
     /// The batches of an epoch (from 0) from step `from_step` on: exactly
@@ -255,6 +260,8 @@ impl Inner {
         let wanted = if self.budget.keep == Keep::All { Wanted::All } else { Wanted::HeldOut };
         let partition = owned.partition;
         let decode = || async {
+            // Fails only on a closed semaphore, which this one never is.
+            let _permit = self.loads.acquire().await.ok();
             let task = SpawnedTask::spawn(Arc::clone(&self.source).keep(partition, wanted));
             let kept = task.join().await.map_err(|source| FeedError::Decode { partition, source })??;
             Ok::<_, DataError>(Arc::new(kept))
