@@ -1,13 +1,13 @@
 //! Why training failed.
 
+use super::comm::CommError;
 use crate::{
     data::DataError,
     ids::Rank,
+    pipeline::spec::DeviceKind,
     remedy::{Remedied, Remedy},
-    storage::StorageError,
+    storage::{Location, StorageError},
 };
-
-use super::comm::CommError;
 
 /// Why training failed.
 #[derive(Debug, thiserror::Error)]
@@ -21,8 +21,60 @@ pub enum LearnError {
     /// A checkpoint or model could not be read or written.
     #[error(transparent)]
     Storage(#[from] StorageError),
+    /// A checkpoint or model is there, but is not what was written.
+    #[error("{location}: not a readable {what}: {reason}; remove it and run again")]
+    Unreadable {
+        /// The file.
+        location: Location,
+        /// `checkpoint` or `model`.
+        what: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A checkpoint or model could not be turned into bytes.
+    #[error("could not encode a {what}")]
+    Encode {
+        /// `checkpoint` or `model`.
+        what: &'static str,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// This build cannot use the kind of device.
+    #[error("this build has no {} support; build with `--features {}`, or set `device: cpu`", label(*kind), feature(*kind))]
+    NotBuilt {
+        /// The kind.
+        kind: DeviceKind,
+    },
+    /// The machine has too few devices.
+    #[error("{}", missing(*kind, *found, *wanted))]
+    NoDevice {
+        /// The kind.
+        kind: DeviceKind,
+        /// How many there are.
+        found: usize,
+        /// How many are needed: one per executor.
+        wanted: u32,
+    },
+    /// A device failed at work.
+    #[error("the device failed")]
+    Device {
+        /// What it says.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The ranks together did not get the rows that were planned.
+    #[error("epoch {epoch}, step {step}: {got} rows arrived, and {expected} were planned")]
+    Rows {
+        /// From 1.
+        epoch: u32,
+        /// Within the epoch, from 1.
+        step: u64,
+        /// What came.
+        got: u64,
+        /// What was to come.
+        expected: u64,
+    },
     /// The loss or a gradient is not finite.
-    #[error("rank {rank}, epoch {epoch}, step {step}: the loss is not finite; {blame}")]
+    #[error("rank {rank}, epoch {epoch}, step {step}: the loss is not finite{}{blame}", if blame.is_empty() { "" } else { "; " })]
     NotFinite {
         /// Where it showed first.
         rank: Rank,
@@ -30,12 +82,37 @@ pub enum LearnError {
         epoch: u32,
         /// Within the epoch, from 1.
         step: u64,
-        /// Feature columns to blame, or what else to look at.
+        /// Feature columns to blame, or what else to look at; empty on the ranks that only
+        /// heard of it.
         blame: String,
     },
     /// Told to stop; a checkpoint is on storage.
     #[error("stopped on request; the same command resumes")]
     Interrupted,
+}
+
+fn label(kind: DeviceKind) -> &'static str {
+    match kind {
+        DeviceKind::Cpu => "CPU",
+        DeviceKind::Wgpu => "wgpu",
+        DeviceKind::Cuda => "CUDA",
+    }
+}
+
+fn feature(kind: DeviceKind) -> &'static str {
+    match kind {
+        DeviceKind::Cpu => "default",
+        DeviceKind::Wgpu => "wgpu",
+        DeviceKind::Cuda => "cuda",
+    }
+}
+
+fn missing(kind: DeviceKind, found: usize, wanted: u32) -> String {
+    let label = label(kind);
+    match found {
+        0 => format!("no {label} device found; set `device: cpu`"),
+        _ => format!("{found} {label} devices found for {wanted} executors; set `executors: {found}` or `device: cpu`"),
+    }
 }
 
 impl Remedied for LearnError {
@@ -44,8 +121,11 @@ impl Remedied for LearnError {
             Self::Data(error) => error.remedy(),
             Self::Comm(error) => error.remedy(),
             Self::Storage(error) => error.remedy(),
+            Self::Unreadable { .. } => Remedy::CheckStorage,
+            Self::NotBuilt { .. } | Self::NoDevice { .. } => Remedy::FixFile,
             Self::NotFinite { .. } => Remedy::FixData,
             Self::Interrupted => Remedy::Interrupted,
+            Self::Encode { .. } | Self::Device { .. } | Self::Rows { .. } => Remedy::ReportBug,
         }
     }
 }

@@ -6,22 +6,28 @@
 //!                     └────── flat f32 parameters ◀── optimizer
 //! ```
 
+mod blame;
 mod burn_step;
 mod checkpoint;
 mod comm;
 mod device;
 mod error;
+mod in_process;
 mod model;
 mod optimizer;
+mod shape;
 mod step;
 mod sync;
+mod tensor_file;
 mod train;
 
 pub use burn_step::burn_step;
 pub use checkpoint::Checkpoint;
-pub use comm::{CommError, Communicator, in_process};
+pub use comm::{CommError, Communicator};
 pub use device::{DeviceInfo, check_device, devices};
 pub use error::LearnError;
-pub use model::{Model, NetShape};
+pub use in_process::in_process;
+pub use model::Model;
+pub use shape::NetShape;
 pub use step::Step;
 pub use train::{Control, Observer, Phases, TrainJob, Trained, train_rank};

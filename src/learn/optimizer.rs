@@ -1,1 +1,221 @@
-//! Update rules and step-size schedules over flat buffers.
+//! Update rules and step-size schedules over flat buffers, with PyTorch's meaning.
+
+use crate::pipeline::{Optimizer, TrainPlan, spec::Schedule};
+
+/// Zeroed buffers that the rule keeps between updates: momentum, or first and second moment.
+pub(super) fn initial_moments(optimizer: Optimizer, parameters: usize) -> Vec<Vec<f32>> {
+    let count = match optimizer {
+        Optimizer::Sgd { momentum: 0.0 } => 0,
+        Optimizer::Sgd { .. } => 1,
+        Optimizer::Adam { .. } | Optimizer::Adamw { .. } => 2,
+    };
+    vec![vec![0.0; parameters]; count]
+}
+
+/// One update in place. `updates` counts those made before it.
+pub(super) fn update(
+    plan: &TrainPlan,
+    learning_rate: f64,
+    updates: u64,
+    parameters: &mut [f32],
+    gradients: &[f32],
+    moments: &mut [Vec<f32>],
+) {
+    let decay = plan.weight_decay;
+    match (plan.optimizer, moments) {
+        (Optimizer::Sgd { momentum }, [velocity]) => {
+            sgd_with_momentum(momentum as f32, learning_rate as f32, decay as f32, parameters, gradients, velocity);
+        }
+        (Optimizer::Sgd { .. }, _) => {
+            let (learning_rate, decay) = (learning_rate as f32, decay as f32);
+            for (p, &g) in parameters.iter_mut().zip(gradients) {
+                *p -= learning_rate * (g + decay * *p);
+            }
+        }
+        (Optimizer::Adam { betas, epsilon }, [first, second]) => {
+            let adam = Adam::new(learning_rate, betas, epsilon, updates);
+            adam.update(decay as f32, 1.0, parameters, gradients, first, second);
+        }
+        (Optimizer::Adamw { betas, epsilon }, [first, second]) => {
+            let adam = Adam::new(learning_rate, betas, epsilon, updates);
+            adam.update(0.0, (1.0 - learning_rate * decay) as f32, parameters, gradients, first, second);
+        }
+        // `initial_moments` gives these rules two buffers, and checkpoints are checked for it.
+        (Optimizer::Adam { .. } | Optimizer::Adamw { .. }, _) => debug_assert!(false, "moments are missing"),
+    }
+}
+
+fn sgd_with_momentum(
+    momentum: f32,
+    learning_rate: f32,
+    decay: f32,
+    parameters: &mut [f32],
+    gradients: &[f32],
+    velocity: &mut [f32],
+) {
+    for ((p, &g), v) in parameters.iter_mut().zip(gradients).zip(velocity) {
+        *v = momentum * *v + (g + decay * *p);
+        *p -= learning_rate * *v;
+    }
+}
+
+/// Adam's constants of one update; bias corrections are taken in f64.
+struct Adam {
+    beta1: f32,
+    rest1: f32,
+    beta2: f32,
+    rest2: f32,
+    step_size: f32,
+    root_correction2: f32,
+    epsilon: f32,
+}
+
+impl Adam {
+    fn new(learning_rate: f64, [beta1, beta2]: [f64; 2], epsilon: f64, updates: u64) -> Self {
+        let count = (updates + 1) as f64;
+        Self {
+            beta1: beta1 as f32,
+            rest1: (1.0 - beta1) as f32,
+            beta2: beta2 as f32,
+            rest2: (1.0 - beta2) as f32,
+            step_size: (learning_rate / (1.0 - beta1.powf(count))) as f32,
+            root_correction2: (1.0 - beta2.powf(count)).sqrt() as f32,
+            epsilon: epsilon as f32,
+        }
+    }
+
+    fn update(
+        &self,
+        decay: f32,
+        shrink: f32,
+        parameters: &mut [f32],
+        gradients: &[f32],
+        first: &mut [f32],
+        second: &mut [f32],
+    ) {
+        for (((p, &g), m), v) in parameters.iter_mut().zip(gradients).zip(first).zip(second) {
+            let g = g + decay * *p;
+            *m = self.beta1 * *m + self.rest1 * g;
+            *v = self.beta2 * *v + self.rest2 * g * g;
+            *p = *p * shrink - self.step_size * *m / (v.sqrt() / self.root_correction2 + self.epsilon);
+        }
+    }
+}
+
+/// The step size of an update; `updates` counts those made before it.
+pub(super) fn learning_rate(plan: &TrainPlan, updates: u64, steps_per_epoch: u64) -> f64 {
+    let steps = steps_per_epoch.max(1);
+    let factor = match plan.schedule {
+        Schedule::Constant => 1.0,
+        Schedule::Step { epochs, factor } => {
+            let changes = updates / steps / u64::from(epochs.max(1));
+            factor.powi(i32::try_from(changes).unwrap_or(i32::MAX))
+        }
+        Schedule::Cosine { warmup_epochs, floor } => {
+            let warmup = u64::from(warmup_epochs) * steps;
+            let last = (u64::from(plan.epochs) * steps).saturating_sub(1);
+            if updates < warmup {
+                (updates + 1) as f64 / warmup as f64
+            } else {
+                let way = (updates - warmup) as f64 / last.saturating_sub(warmup).max(1) as f64;
+                floor + (1.0 - floor) * 0.5 * (1.0 + (std::f64::consts::PI * way.min(1.0)).cos())
+            }
+        }
+    };
+    plan.learning_rate * factor
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::pipeline::spec::{Keep, Loss};
+
+    pub(in super::super) fn plan(optimizer: Optimizer) -> TrainPlan {
+        TrainPlan {
+            epochs: 4,
+            batch: 8,
+            loss: Loss::Mse,
+            optimizer,
+            learning_rate: 0.1,
+            weight_decay: 0.0,
+            schedule: Schedule::Constant,
+            clip_norm: None,
+            validation: 0.0,
+            early_stopping: None,
+            keep: Keep::Last,
+            checkpoint_steps: None,
+        }
+    }
+
+    /// PyTorch's formulas in f64, gradient `p` of the bowl p²/2, three updates.
+    fn expected(plan: &TrainPlan, mut p: f64) -> f64 {
+        let (lr, decay) = (plan.learning_rate, plan.weight_decay);
+        let (mut m, mut v) = (0.0, 0.0);
+        for t in 1..=3 {
+            let mut g = p;
+            match plan.optimizer {
+                Optimizer::Sgd { momentum } => {
+                    m = momentum * m + (g + decay * p);
+                    p -= lr * m;
+                }
+                Optimizer::Adam { betas: [b1, b2], epsilon } | Optimizer::Adamw { betas: [b1, b2], epsilon } => {
+                    if matches!(plan.optimizer, Optimizer::Adamw { .. }) {
+                        p *= 1.0 - lr * decay;
+                    } else {
+                        g += decay * p;
+                    }
+                    m = b1 * m + (1.0 - b1) * g;
+                    v = b2 * v + (1.0 - b2) * g * g;
+                    let (m, v) = (m / (1.0 - b1.powi(t)), v / (1.0 - b2.powi(t)));
+                    p -= lr * m / (v.sqrt() + epsilon);
+                }
+            }
+        }
+        p
+    }
+
+    #[test]
+    fn updates_follow_the_formulas() {
+        let betas = [0.9, 0.999];
+        let check = |optimizer: Optimizer, weight_decay: f64| {
+            let plan = TrainPlan { weight_decay, ..plan(optimizer) };
+            let start = [1.0_f32, -2.0, 0.5];
+            let mut parameters = start;
+            let mut moments = initial_moments(optimizer, 3);
+            for updates in 0..3 {
+                let gradients = parameters;
+                update(&plan, plan.learning_rate, updates, &mut parameters, &gradients, &mut moments);
+            }
+            for (p, p0) in parameters.iter().zip(start) {
+                let expected = expected(&plan, f64::from(p0));
+                assert!((f64::from(*p) - expected).abs() < 1e-6, "{optimizer:?} {weight_decay}: {p}, not {expected}");
+            }
+        };
+        for decay in [0.0, 0.1] {
+            check(Optimizer::Sgd { momentum: 0.0 }, decay);
+            check(Optimizer::Sgd { momentum: 0.9 }, decay);
+            check(Optimizer::Adam { betas, epsilon: 1e-8 }, decay);
+            check(Optimizer::Adam { betas: [0.5, 0.9], epsilon: 0.1 }, decay);
+            check(Optimizer::Adamw { betas, epsilon: 1e-8 }, decay);
+        }
+    }
+
+    #[test]
+    fn schedules_rise_and_fall() {
+        let check = |schedule: Schedule, expected: &[(u64, f64)]| {
+            let plan = TrainPlan { schedule, ..plan(Optimizer::Sgd { momentum: 0.0 }) };
+            for &(updates, factor) in expected {
+                let found = learning_rate(&plan, updates, 10);
+                assert!((found - 0.1 * factor).abs() < 1e-12, "{schedule:?} at {updates}: {found}");
+            }
+        };
+        check(Schedule::Constant, &[(0, 1.0), (39, 1.0)]);
+        check(Schedule::Step { epochs: 2, factor: 0.5 }, &[(0, 1.0), (19, 1.0), (20, 0.5), (39, 0.5), (40, 0.25)]);
+        check(Schedule::Cosine { warmup_epochs: 0, floor: 0.1 }, &[(0, 1.0), (39, 0.1), (40, 0.1)]);
+        check(
+            Schedule::Cosine { warmup_epochs: 1, floor: 0.0 },
+            &[(0, 0.1), (9, 1.0), (10, 1.0), (39, 0.0), (10 + 29, 0.0)],
+        );
+        check(Schedule::Cosine { warmup_epochs: 9, floor: 0.0 }, &[(0, 1.0 / 90.0)]);
+    }
+}
