@@ -1,6 +1,10 @@
 //! The product on a real HDFS.
 
-use std::{path::Path, process::Command, time::{Duration, Instant}};
+use std::{
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use emberflow::{
     config::SiteConfig,
