@@ -113,7 +113,7 @@ fn an_unknown_column() {
 
 #[test]
 fn ragged_lists() {
-    check(|data| one_column(data, "f0", lists(&[3, 3, 4])), FEATURES, 65, &["f0", "a.parquet", "row 2"]);
+    check(|data| one_column(data, "f0", lists(&[3, 3, 4])), FEATURES, 65, &["f0", "a.parquet", "row 3"]);
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn nulls_nans_and_infinities() {
             let odd = |row, feature| if (row, feature) == (7, 0) { value } else { wave(row, feature) };
             write_features(&data.join("a.parquet"), 20, odd);
         };
-        check(prepare, FEATURES, 65, &[what, "row 7", "a.parquet"]);
+        check(prepare, FEATURES, 65, &[what, "row 8", "a.parquet"]);
     }
 }
 

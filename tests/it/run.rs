@@ -208,10 +208,10 @@ fn every_row_is_accounted_for() {
         .filter(|event| event["event"] == "ledger")
         .collect();
     assert_eq!(ledgers.len(), 2, "{events}");
-    assert_eq!(ledgers[0]["trained"], 992);
-    assert_eq!(ledgers[1]["embedded"], 992);
+    assert_eq!(ledgers[0]["trained"], 993);
+    assert_eq!(ledgers[1]["embedded"], 993);
     for ledger in ledgers {
         assert_eq!(ledger["input"], 1_003);
-        assert_eq!(ledger["rejected"]["missing value in column f0"], 11);
+        assert_eq!(ledger["rejected"]["missing value in column f0"], 10);
     }
 }
