@@ -157,6 +157,20 @@ fn values_that_overflow_the_loss() {
 }
 
 #[test]
+fn values_beyond_cross_entropy() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("rows.parquet");
+    write_features(&data, 40, |row, _| Some(row as f32));
+    let file = write_pipeline(folder.path(), &data, FEATURES, "");
+    let text = std::fs::read_to_string(&file).unwrap().replace("epochs: 2", "epochs: 2, loss: binary_cross_entropy");
+    std::fs::write(&file, &text).unwrap();
+    let answer = emberflow(&["run", &file]).expect(78);
+    assert!(answer.stderr.contains("feature f0 is") && answer.stderr.contains("min_max"), "{answer:?}");
+    std::fs::write(&file, text.replace("\"f*\"]", "\"f*\"], scale: min_max")).unwrap();
+    emberflow(&["run", &file]).expect(0);
+}
+
+#[test]
 fn columns_that_disagree_across_files() {
     let prepare = |data: &Path| {
         one_column(data, "f0", Arc::new(Float32Array::from(vec![1.0, 2.0])));
