@@ -184,13 +184,10 @@ impl Visitor for Reader {
     }
 }
 
-/// A name without schema, as DataFusion reads it: lower case unless quoted.
+/// A name without schema, as it is written: the engine changes no letters either.
 fn plain_name(name: &ObjectName) -> Option<String> {
     match name.0.as_slice() {
-        [part] => part.as_ident().map(|ident| match ident.quote_style {
-            Some(_) => ident.value.clone(),
-            None => ident.value.to_lowercase(),
-        }),
+        [part] => part.as_ident().map(|ident| ident.value.clone()),
         _ => None,
     }
 }
