@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::{RunError, stages::Stages};
 use crate::{
-    data::Snapshot,
+    data::{self, Snapshot},
     embed,
     ids::{Attempt, RunId},
     learn, limits,
@@ -268,7 +268,7 @@ impl Opened<'_> {
     fn sources(&self) -> BTreeMap<String, SourceRecord> {
         let record = |(name, files): (&String, &Vec<crate::storage::FileEntry>)| {
             let source = self.plan.source(name)?;
-            let format = match source.format.or_else(|| files.first().and_then(|file| format_of(&file.location))) {
+            let format = match data::source_format(source, files).ok().flatten() {
                 Some(FileFormat::Csv) => "csv",
                 Some(FileFormat::Arrow) => "arrow",
                 Some(FileFormat::Parquet) | None => "parquet",
@@ -276,6 +276,8 @@ impl Opened<'_> {
             let record = SourceRecord {
                 location: source.location.clone(),
                 format: format.to_owned(),
+                columns: source.columns.clone(),
+                csv: source.csv.clone(),
                 files: files.len() as u64,
                 size_bytes: files.iter().map(|file| file.size_bytes).sum(),
             };
@@ -400,17 +402,6 @@ fn derived_run_id(plan: &PipelinePlan, snapshot: &Snapshot) -> Result<RunId, Run
     let digest = hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect::<String>();
     let text = format!("{}-{digest}", plan.name);
     RunId::new(&text).ok_or(RunError::Thread(format!("{text} is no run ID").into()))
-}
-
-fn format_of(location: &Location) -> Option<FileFormat> {
-    let name = location.name();
-    if name.contains(".csv") {
-        Some(FileFormat::Csv)
-    } else if [".arrow", ".ipc", ".feather"].iter().any(|extension| name.ends_with(extension)) {
-        Some(FileFormat::Arrow)
-    } else {
-        None
-    }
 }
 
 /// The whole chain in one line, as a scheduler shows it.

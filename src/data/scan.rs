@@ -31,7 +31,7 @@ use super::{
     DataError,
     file::SnapshotFile,
     parquet,
-    source::{Content, SourceTable, format_of},
+    source::{Content, SourceTable, source_format},
     spark_hash,
 };
 use crate::{
@@ -85,7 +85,7 @@ async fn list(storage: &Storage, source: SourcePlan) -> Result<(String, Vec<File
         Err(StorageError::NotFound(location)) => return Err(DataError::MissingPath { table: source.name, location }),
         Err(error) => return Err(error.into()),
     };
-    let format = match format_of(&source, &files)? {
+    let format = match source_format(&source, &files)? {
         Some(FileFormat::Parquet) => Some("Parquet"),
         Some(FileFormat::Arrow) => Some("Arrow IPC"),
         Some(FileFormat::Csv) | None => None,
