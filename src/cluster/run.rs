@@ -13,7 +13,7 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
-use super::{RunError, stages::Stages};
+use super::{RunError, Stop, stages::Stages};
 use crate::{
     data::Snapshot,
     embed,
@@ -110,9 +110,9 @@ impl<'a> Run<'a> {
         &self.run_id
     }
 
-    /// Does what is left to do. Once `stop` is set it makes a checkpoint and fails with
+    /// Does what is left to do. Once a stop is requested it makes a checkpoint and fails with
     /// `Interrupted`.
-    pub async fn execute(self, events: &Events, stop: Arc<AtomicBool>) -> Result<RunOutcome, RunError> {
+    pub async fn execute(self, events: &Events, stop: &Stop) -> Result<RunOutcome, RunError> {
         let started = Instant::now();
         let store = &self.plan.store;
         let known = runs::read_run(self.storage, store, &self.run_id).await?.filter(|_| !self.options.fresh);
@@ -140,8 +140,9 @@ impl<'a> Run<'a> {
             device: record.device.clone(),
         });
         let heartbeat = tokio::spawn(heartbeat(events.clone(), started));
-        let result = self.attempt(&folder, &lease, &mut record, events, stop).await;
+        let result = self.attempt(&folder, &lease, &mut record, events, Arc::clone(stop.requested())).await;
         heartbeat.abort();
+        record.error = result.as_ref().err().map(|error| error_record(error, stop));
         let result = self.end(&folder, &lease, record, result, events, started).await;
         if let Some(lease) = Arc::into_inner(lease) {
             lease.release().await?;
@@ -284,7 +285,6 @@ impl<'a> Run<'a> {
         if let Some(peak) = telemetry::peak_memory_bytes() {
             record.metrics.insert("peak_memory_bytes".to_owned(), peak as f64);
         }
-        record.error = result.as_ref().err().map(error_record);
         // A fenced attempt no longer owns the record.
         let written = match lease.check().await {
             Ok(()) => runs::write_run(self.storage, &self.plan.store, &record).await,
@@ -335,7 +335,7 @@ fn format_of(location: &Location) -> Option<FileFormat> {
 }
 
 /// The whole chain in one line, as a scheduler shows it.
-fn error_record(error: &RunError) -> ErrorRecord {
+fn error_record(error: &RunError, stop: &Stop) -> ErrorRecord {
     let mut message = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -346,7 +346,7 @@ fn error_record(error: &RunError) -> ErrorRecord {
         cause = error.source();
     }
     let remedy = error.remedy();
-    ErrorRecord { message, exit_code: remedy.exit_code(), retryable: remedy.retryable() }
+    ErrorRecord { message, exit_code: stop.exit_code(remedy), retryable: remedy.retryable() }
 }
 
 async fn heartbeat(events: Events, started: Instant) {
