@@ -90,19 +90,37 @@ pub struct Run<'a> {
     plan: &'a PipelinePlan,
     options: RunOptions,
     run_id: RunId,
-    snapshot: Snapshot,
+    found: Found,
+}
+
+/// What is there of a run.
+#[derive(Debug)]
+enum Found {
+    /// It is finished; its input was not looked at and may be gone.
+    Finished(Box<RunRecord>),
+    /// There is work to do on this input.
+    Open(Snapshot),
 }
 
 impl<'a> Run<'a> {
-    /// Lists the input and names the run. Nothing is written.
+    /// Names the run, looks whether it is finished, and if not, lists its input. Nothing is
+    /// written.
     pub async fn open(storage: &'a Storage, plan: &'a PipelinePlan, options: RunOptions) -> Result<Self, RunError> {
         learn::check_device(plan.run.device, options.executors.unwrap_or(plan.run.executors))?;
-        let snapshot = Snapshot::take(storage, plan).await?;
-        let run_id = match &options.run_id {
-            Some(run_id) => run_id.clone(),
-            None => derived_run_id(plan, &snapshot)?,
+        let (run_id, snapshot) = match &options.run_id {
+            Some(run_id) => (run_id.clone(), None),
+            None => {
+                let snapshot = Snapshot::take(storage, plan).await?;
+                (derived_run_id(plan, &snapshot)?, Some(snapshot))
+            }
         };
-        Ok(Self { storage, plan, options, run_id, snapshot })
+        let known = known(storage, plan, &run_id, options.fresh).await?;
+        let found = match (known.filter(is_finished), snapshot) {
+            (Some(record), _) => Found::Finished(Box::new(record)),
+            (None, Some(snapshot)) => Found::Open(snapshot),
+            (None, None) => Found::Open(Snapshot::take(storage, plan).await?),
+        };
+        Ok(Self { storage, plan, options, run_id, found })
     }
 
     /// The run's name.
@@ -113,25 +131,79 @@ impl<'a> Run<'a> {
     /// Does what is left to do. Once a stop is requested it makes a checkpoint and fails with
     /// `Interrupted`.
     pub async fn execute(self, events: &Events, stop: &Stop) -> Result<RunOutcome, RunError> {
+        let Self { storage, plan, options, run_id, found } = self;
+        match found {
+            Found::Finished(record) => Ok(unchanged(*record, events, Instant::now())),
+            Found::Open(snapshot) => Opened { storage, plan, options, run_id, snapshot }.execute(events, stop).await,
+        }
+    }
+}
+
+/// The record of a run, if there is one that counts; it must be of the same pipeline.
+async fn known(
+    storage: &Storage,
+    plan: &PipelinePlan,
+    run_id: &RunId,
+    fresh: bool,
+) -> Result<Option<RunRecord>, RunError> {
+    let record = runs::read_run(storage, &plan.store, run_id).await?.filter(|_| !fresh);
+    match record {
+        Some(record) if record.spec_hash != plan.spec_hash => Err(RunError::OtherPipeline { run_id: run_id.clone() }),
+        record => Ok(record),
+    }
+}
+
+fn is_finished(record: &RunRecord) -> bool {
+    record.status == RunStatus::Succeeded
+}
+
+fn unchanged(record: RunRecord, events: &Events, started: Instant) -> RunOutcome {
+    finished(events, "unchanged", started);
+    RunOutcome { status: Outcome::Unchanged, record }
+}
+
+/// A run with work to do.
+struct Opened<'a> {
+    storage: &'a Storage,
+    plan: &'a PipelinePlan,
+    options: RunOptions,
+    run_id: RunId,
+    snapshot: Snapshot,
+}
+
+impl Opened<'_> {
+    async fn execute(self, events: &Events, stop: &Stop) -> Result<RunOutcome, RunError> {
         let started = Instant::now();
         let store = &self.plan.store;
-        let known = runs::read_run(self.storage, store, &self.run_id).await?.filter(|_| !self.options.fresh);
-        if let Some(record) = &known {
-            if record.spec_hash != self.plan.spec_hash {
-                return Err(RunError::OtherPipeline { run_id: self.run_id });
-            }
-            if record.status == RunStatus::Succeeded {
-                finished(events, "unchanged", started);
-                return Ok(RunOutcome { status: Outcome::Unchanged, record: record.clone() });
-            }
-        }
         self.storage.check_writable(store).await?;
         for embedding in &self.plan.embeddings {
             embed::check_target(self.storage, store, &embedding.name, &self.plan.name).await?;
         }
         let folder = runs::run_folder(store, &self.run_id);
         let lease = Arc::new(Lease::acquire(self.storage, &folder).await?);
-        let mut record = self.begin(known, lease.attempt(), &folder).await?;
+        // Read only now: whoever held the lease may have got further since.
+        let known = known(self.storage, self.plan, &self.run_id, self.options.fresh).await?;
+        let result = match known {
+            Some(record) if is_finished(&record) => Ok(unchanged(record, events, started)),
+            known => self.attempt(known, &folder, &lease, events, stop, started).await,
+        };
+        if let Some(lease) = Arc::into_inner(lease) {
+            lease.release().await?;
+        }
+        result
+    }
+
+    /// Works, and writes down how it ended.
+    async fn attempt(
+        &self,
+        known: Option<RunRecord>,
+        folder: &Location,
+        lease: &Arc<Lease>,
+        events: &Events,
+        stop: &Stop,
+        started: Instant,
+    ) -> Result<RunOutcome, RunError> {
+        let mut record = self.begin(known, lease.attempt(), folder).await?;
         events.emit(&Event::RunStarted {
             pipeline: self.plan.name.clone(),
             attempt: lease.attempt().0,
@@ -140,14 +212,10 @@ impl<'a> Run<'a> {
             device: record.device.clone(),
         });
         let heartbeat = tokio::spawn(heartbeat(events.clone(), started));
-        let result = self.attempt(&folder, &lease, &mut record, events, Arc::clone(stop.requested())).await;
+        let result = self.work(folder, lease, &mut record, events, Arc::clone(stop.requested())).await;
         heartbeat.abort();
         record.error = result.as_ref().err().map(|error| error_record(error, stop));
-        let result = self.end(&folder, &lease, record, result, events, started).await;
-        if let Some(lease) = Arc::into_inner(lease) {
-            lease.release().await?;
-        }
-        result
+        self.end(folder, lease, record, result, events, started).await
     }
 
     /// The record of this attempt: what an earlier one got done stays.
@@ -157,6 +225,7 @@ impl<'a> Run<'a> {
         attempt: Attempt,
         folder: &Location,
     ) -> Result<RunRecord, RunError> {
+        self.storage.remove_unfinished(folder).await?;
         if self.options.fresh {
             self.storage.remove(&folder.join("work")).await?;
             self.storage.remove(&folder.join("snapshot.json")).await?;
@@ -216,7 +285,7 @@ impl<'a> Run<'a> {
         self.snapshot.sources.iter().filter_map(record).collect()
     }
 
-    async fn attempt(
+    async fn work(
         &self,
         folder: &Location,
         lease: &Arc<Lease>,
@@ -264,6 +333,12 @@ impl<'a> Run<'a> {
         Ok(snapshot)
     }
 
+    /// Removes checkpoints and staged rows, unless a later attempt needs them.
+    async fn clear(&self, folder: &Location, lease: &Lease) -> Result<(), RunError> {
+        lease.check().await?;
+        Ok(self.storage.remove(&folder.join("work")).await?)
+    }
+
     /// Writes down how the attempt ended, and clears what it no longer needs.
     async fn end(
         &self,
@@ -274,6 +349,11 @@ impl<'a> Run<'a> {
         events: &Events,
         started: Instant,
     ) -> Result<RunOutcome, RunError> {
+        // First, for a finished run is not looked at again.
+        let result = match result {
+            Ok(outcome) => self.clear(folder, lease).await.map(|()| outcome),
+            error => error,
+        };
         record.status = match &result {
             Ok(Outcome::Skipped) => RunStatus::Skipped,
             Ok(_) => RunStatus::Succeeded,
@@ -297,7 +377,6 @@ impl<'a> Run<'a> {
         match result {
             Ok(status) => {
                 written?;
-                self.storage.remove(&folder.join("work")).await?;
                 finished(events, status.as_str(), started);
                 Ok(RunOutcome { status, record })
             }
