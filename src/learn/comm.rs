@@ -163,7 +163,7 @@ pub(super) mod conformance {
             }
             total
         });
-        assert!(found.into_iter().all(|total| total.unwrap() == (0..200).map(|round| (3 * round) as f32).sum()));
+        assert!(found.into_iter().all(|total| total.unwrap() == (0..200).map(|round| (3 * round) as f32).sum::<f32>()));
     }
 
     fn a_rank_that_ended_is_named_at_once(make: &Make) {
