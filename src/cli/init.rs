@@ -7,7 +7,6 @@ use std::{
 };
 
 use super::{Failure, output};
-use crate::remedy::Remedy;
 
 /// Arguments of `init`.
 #[derive(Debug, clap::Args)]
@@ -68,7 +67,7 @@ pub(super) fn run(args: &Args) -> Result<u8, Failure> {
     }
     for (name, content) in &files {
         let file = args.folder.join(name);
-        write(&file, content).map_err(|error| Failure::io(file.display(), error).with_remedy(Remedy::FixTarget))?;
+        write(&file, content).map_err(|error| Failure::target(file.display(), &error))?;
     }
     let pipeline = args.folder.join("sensors.yaml");
     let (pipeline, store) = (pipeline.display(), args.folder.join("out"));

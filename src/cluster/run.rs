@@ -13,9 +13,9 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
-use super::{RunError, stages::Stages};
+use super::{RunError, Stop, stages::Stages};
 use crate::{
-    data::Snapshot,
+    data::{self, Snapshot},
     embed,
     ids::{Attempt, RunId},
     learn, limits,
@@ -90,19 +90,37 @@ pub struct Run<'a> {
     plan: &'a PipelinePlan,
     options: RunOptions,
     run_id: RunId,
-    snapshot: Snapshot,
+    found: Found,
+}
+
+/// What is there of a run.
+#[derive(Debug)]
+enum Found {
+    /// It is finished; its input was not looked at and may be gone.
+    Finished(Box<RunRecord>),
+    /// There is work to do on this input.
+    Open(Snapshot),
 }
 
 impl<'a> Run<'a> {
-    /// Lists the input and names the run. Nothing is written.
+    /// Names the run, looks whether it is finished, and if not, lists its input. Nothing is
+    /// written.
     pub async fn open(storage: &'a Storage, plan: &'a PipelinePlan, options: RunOptions) -> Result<Self, RunError> {
         learn::check_device(plan.run.device, options.executors.unwrap_or(plan.run.executors))?;
-        let snapshot = Snapshot::take(storage, plan).await?;
-        let run_id = match &options.run_id {
-            Some(run_id) => run_id.clone(),
-            None => derived_run_id(plan, &snapshot)?,
+        let (run_id, snapshot) = match &options.run_id {
+            Some(run_id) => (run_id.clone(), None),
+            None => {
+                let snapshot = Snapshot::take(storage, plan).await?;
+                (derived_run_id(plan, &snapshot)?, Some(snapshot))
+            }
         };
-        Ok(Self { storage, plan, options, run_id, snapshot })
+        let known = known(storage, plan, &run_id, options.fresh).await?;
+        let found = match (known.filter(is_finished), snapshot) {
+            (Some(record), _) => Found::Finished(Box::new(record)),
+            (None, Some(snapshot)) => Found::Open(snapshot),
+            (None, None) => Found::Open(Snapshot::take(storage, plan).await?),
+        };
+        Ok(Self { storage, plan, options, run_id, found })
     }
 
     /// The run's name.
@@ -110,28 +128,82 @@ impl<'a> Run<'a> {
         &self.run_id
     }
 
-    /// Does what is left to do. Once `stop` is set it makes a checkpoint and fails with
+    /// Does what is left to do. Once a stop is requested it makes a checkpoint and fails with
     /// `Interrupted`.
-    pub async fn execute(self, events: &Events, stop: Arc<AtomicBool>) -> Result<RunOutcome, RunError> {
+    pub async fn execute(self, events: &Events, stop: &Stop) -> Result<RunOutcome, RunError> {
+        let Self { storage, plan, options, run_id, found } = self;
+        match found {
+            Found::Finished(record) => Ok(unchanged(*record, events, Instant::now())),
+            Found::Open(snapshot) => Opened { storage, plan, options, run_id, snapshot }.execute(events, stop).await,
+        }
+    }
+}
+
+/// The record of a run, if there is one that counts; it must be of the same pipeline.
+async fn known(
+    storage: &Storage,
+    plan: &PipelinePlan,
+    run_id: &RunId,
+    fresh: bool,
+) -> Result<Option<RunRecord>, RunError> {
+    let record = runs::read_run(storage, &plan.store, run_id).await?.filter(|_| !fresh);
+    match record {
+        Some(record) if record.spec_hash != plan.spec_hash => Err(RunError::OtherPipeline { run_id: run_id.clone() }),
+        record => Ok(record),
+    }
+}
+
+fn is_finished(record: &RunRecord) -> bool {
+    record.status == RunStatus::Succeeded
+}
+
+fn unchanged(record: RunRecord, events: &Events, started: Instant) -> RunOutcome {
+    finished(events, "unchanged", started);
+    RunOutcome { status: Outcome::Unchanged, record }
+}
+
+/// A run with work to do.
+struct Opened<'a> {
+    storage: &'a Storage,
+    plan: &'a PipelinePlan,
+    options: RunOptions,
+    run_id: RunId,
+    snapshot: Snapshot,
+}
+
+impl Opened<'_> {
+    async fn execute(self, events: &Events, stop: &Stop) -> Result<RunOutcome, RunError> {
         let started = Instant::now();
         let store = &self.plan.store;
-        let known = runs::read_run(self.storage, store, &self.run_id).await?.filter(|_| !self.options.fresh);
-        if let Some(record) = &known {
-            if record.spec_hash != self.plan.spec_hash {
-                return Err(RunError::OtherPipeline { run_id: self.run_id });
-            }
-            if record.status == RunStatus::Succeeded {
-                finished(events, "unchanged", started);
-                return Ok(RunOutcome { status: Outcome::Unchanged, record: record.clone() });
-            }
-        }
         self.storage.check_writable(store).await?;
         for embedding in &self.plan.embeddings {
             embed::check_target(self.storage, store, &embedding.name, &self.plan.name).await?;
         }
         let folder = runs::run_folder(store, &self.run_id);
         let lease = Arc::new(Lease::acquire(self.storage, &folder).await?);
-        let mut record = self.begin(known, lease.attempt(), &folder).await?;
+        // Read only now: whoever held the lease may have got further since.
+        let known = known(self.storage, self.plan, &self.run_id, self.options.fresh).await?;
+        let result = match known {
+            Some(record) if is_finished(&record) => Ok(unchanged(record, events, started)),
+            known => self.attempt(known, &folder, &lease, events, stop, started).await,
+        };
+        if let Some(lease) = Arc::into_inner(lease) {
+            lease.release().await?;
+        }
+        result
+    }
+
+    /// Works, and writes down how it ended.
+    async fn attempt(
+        &self,
+        known: Option<RunRecord>,
+        folder: &Location,
+        lease: &Arc<Lease>,
+        events: &Events,
+        stop: &Stop,
+        started: Instant,
+    ) -> Result<RunOutcome, RunError> {
+        let mut record = self.begin(known, lease.attempt(), folder).await?;
         events.emit(&Event::RunStarted {
             pipeline: self.plan.name.clone(),
             attempt: lease.attempt().0,
@@ -140,13 +212,10 @@ impl<'a> Run<'a> {
             device: record.device.clone(),
         });
         let heartbeat = tokio::spawn(heartbeat(events.clone(), started));
-        let result = self.attempt(&folder, &lease, &mut record, events, stop).await;
+        let result = self.work(folder, lease, &mut record, events, Arc::clone(stop.requested())).await;
         heartbeat.abort();
-        let result = self.end(&folder, &lease, record, result, events, started).await;
-        if let Some(lease) = Arc::into_inner(lease) {
-            lease.release().await?;
-        }
-        result
+        record.error = result.as_ref().err().map(|error| error_record(error, stop));
+        self.end(folder, lease, record, result, events, started).await
     }
 
     /// The record of this attempt: what an earlier one got done stays.
@@ -156,6 +225,7 @@ impl<'a> Run<'a> {
         attempt: Attempt,
         folder: &Location,
     ) -> Result<RunRecord, RunError> {
+        self.storage.remove_unfinished(folder).await?;
         if self.options.fresh {
             self.storage.remove(&folder.join("work")).await?;
             self.storage.remove(&folder.join("snapshot.json")).await?;
@@ -199,7 +269,7 @@ impl<'a> Run<'a> {
     fn sources(&self) -> BTreeMap<String, SourceRecord> {
         let record = |(name, files): (&String, &Vec<crate::storage::FileEntry>)| {
             let source = self.plan.source(name)?;
-            let format = match source.format.or_else(|| files.first().and_then(|file| format_of(&file.location))) {
+            let format = match data::source_format(source, files).ok().flatten() {
                 Some(FileFormat::Csv) => "csv",
                 Some(FileFormat::Arrow) => "arrow",
                 Some(FileFormat::Parquet) | None => "parquet",
@@ -207,6 +277,8 @@ impl<'a> Run<'a> {
             let record = SourceRecord {
                 location: source.location.clone(),
                 format: format.to_owned(),
+                columns: source.columns.clone(),
+                csv: source.csv.clone(),
                 files: files.len() as u64,
                 size_bytes: files.iter().map(|file| file.size_bytes).sum(),
             };
@@ -215,7 +287,7 @@ impl<'a> Run<'a> {
         self.snapshot.sources.iter().filter_map(record).collect()
     }
 
-    async fn attempt(
+    async fn work(
         &self,
         folder: &Location,
         lease: &Arc<Lease>,
@@ -263,6 +335,12 @@ impl<'a> Run<'a> {
         Ok(snapshot)
     }
 
+    /// Removes checkpoints and staged rows, unless a later attempt needs them.
+    async fn clear(&self, folder: &Location, lease: &Lease) -> Result<(), RunError> {
+        lease.check().await?;
+        Ok(self.storage.remove(&folder.join("work")).await?)
+    }
+
     /// Writes down how the attempt ended, and clears what it no longer needs.
     async fn end(
         &self,
@@ -273,6 +351,11 @@ impl<'a> Run<'a> {
         events: &Events,
         started: Instant,
     ) -> Result<RunOutcome, RunError> {
+        // First, for a finished run is not looked at again.
+        let result = match result {
+            Ok(outcome) => self.clear(folder, lease).await.map(|()| outcome),
+            error => error,
+        };
         record.status = match &result {
             Ok(Outcome::Skipped) => RunStatus::Skipped,
             Ok(_) => RunStatus::Succeeded,
@@ -284,7 +367,6 @@ impl<'a> Run<'a> {
         if let Some(peak) = telemetry::peak_memory_bytes() {
             record.metrics.insert("peak_memory_bytes".to_owned(), peak as f64);
         }
-        record.error = result.as_ref().err().map(error_record);
         // A fenced attempt no longer owns the record.
         let written = match lease.check().await {
             Ok(()) => runs::write_run(self.storage, &self.plan.store, &record).await,
@@ -297,7 +379,6 @@ impl<'a> Run<'a> {
         match result {
             Ok(status) => {
                 written?;
-                self.storage.remove(&folder.join("work")).await?;
                 finished(events, status.as_str(), started);
                 Ok(RunOutcome { status, record })
             }
@@ -323,19 +404,8 @@ fn derived_run_id(plan: &PipelinePlan, snapshot: &Snapshot) -> Result<RunId, Run
     RunId::new(&text).ok_or(RunError::Thread(format!("{text} is no run ID").into()))
 }
 
-fn format_of(location: &Location) -> Option<FileFormat> {
-    let name = location.name();
-    if name.contains(".csv") {
-        Some(FileFormat::Csv)
-    } else if [".arrow", ".ipc", ".feather"].iter().any(|extension| name.ends_with(extension)) {
-        Some(FileFormat::Arrow)
-    } else {
-        None
-    }
-}
-
 /// The whole chain in one line, as a scheduler shows it.
-fn error_record(error: &RunError) -> ErrorRecord {
+fn error_record(error: &RunError, stop: &Stop) -> ErrorRecord {
     let mut message = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -346,7 +416,7 @@ fn error_record(error: &RunError) -> ErrorRecord {
         cause = error.source();
     }
     let remedy = error.remedy();
-    ErrorRecord { message, exit_code: remedy.exit_code(), retryable: remedy.retryable() }
+    ErrorRecord { message, exit_code: stop.exit_code(remedy), retryable: remedy.retryable() }
 }
 
 async fn heartbeat(events: Events, started: Instant) {

@@ -46,6 +46,9 @@ impl Stages<'_> {
         let stop = Arc::clone(&self.stop);
         let engine = until_stopped(&stop, Engine::open(self.storage, self.plan, self.snapshot)).await?;
         for model_plan in &self.plan.models {
+            if self.is_done(model_plan) {
+                continue;
+            }
             let dataset = self.dataset(&engine, model_plan).await?;
             let model = Arc::new(self.model(&engine, model_plan, &dataset).await?);
             for embedding in self.plan.embeddings.iter().filter(|embedding| embedding.model == model_plan.name) {
@@ -53,6 +56,13 @@ impl Stages<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether an earlier attempt has trained the model and committed all its tables.
+    fn is_done(&self, model: &ModelPlan) -> bool {
+        let committed = |table: &EmbeddingPlan| self.record.embeddings.iter().any(|done| done.table == table.name);
+        let mut tables = self.plan.embeddings.iter().filter(|table| table.model == model.name);
+        self.record.models.iter().any(|done| done.name == model.name) && tables.all(committed)
     }
 
     fn empty_source(&self) -> Option<String> {
@@ -251,8 +261,9 @@ impl Stages<'_> {
             location,
             fingerprint,
         });
-        self.write_record().await?;
+        // Before it counts as done, for what is done is not looked at again.
         embed::prune(self.storage, store, &plan.name, &run_id, plan.keep_versions).await?;
+        self.write_record().await?;
         self.finish("commit", &plan.name, started);
         Ok(())
     }

@@ -49,7 +49,9 @@ impl OrderedQuery {
         let plan = async {
             let query = state.optimize(&query)?;
             let streams = if is_row_wise(&query)? { limits::STAGED_FILES } else { 1 };
+            // A session builds its default catalog anew, over the one with the tables, unless told not to.
             let mut config = state.config().clone().with_target_partitions(streams);
+            config = config.with_create_default_catalog_and_schema(false);
             let optimizer = &mut config.options_mut().optimizer;
             optimizer.repartition_file_scans = false;
             optimizer.enable_round_robin_repartition = false;

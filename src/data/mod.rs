@@ -37,4 +37,5 @@ pub use partition::{Partition, Partitions, Split, StepPlan, deal, is_held_out};
 pub use prepare::{DataFile, Dataset, Needs, RowGroup, in_place, prepare};
 pub use read::{Rows, all_splits, read};
 pub use scan::{Engine, Snapshot, open_source};
+pub use source::source_format;
 pub use spark_hash::spark_hash_udf;

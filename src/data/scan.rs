@@ -12,14 +12,17 @@ use std::{
 use arrow::datatypes::{DataType, SchemaRef};
 use datafusion::{
     catalog::TableProvider,
-    common::{Column, SchemaError, TableReference, tree_node::TreeNodeRecursion},
+    common::{
+        Column, SchemaError, TableReference,
+        tree_node::{TreeNode, TreeNodeRecursion},
+    },
     error::DataFusionError,
     execution::{
         context::SQLOptions,
         memory_pool::FairSpillPool,
         runtime_env::{RuntimeEnv, RuntimeEnvBuilder},
     },
-    logical_expr::LogicalPlan,
+    logical_expr::{Expr, LogicalPlan, Volatility},
     prelude::{DataFrame, SessionConfig, SessionContext},
 };
 use futures::{StreamExt, TryStreamExt, stream};
@@ -28,7 +31,7 @@ use super::{
     DataError,
     file::SnapshotFile,
     parquet,
-    source::{Content, SourceTable, format_of},
+    source::{Content, SourceTable, source_format},
     spark_hash,
 };
 use crate::{
@@ -82,7 +85,7 @@ async fn list(storage: &Storage, source: SourcePlan) -> Result<(String, Vec<File
         Err(StorageError::NotFound(location)) => return Err(DataError::MissingPath { table: source.name, location }),
         Err(error) => return Err(error.into()),
     };
-    let format = match format_of(&source, &files)? {
+    let format = match source_format(&source, &files)? {
         Some(FileFormat::Parquet) => Some("Parquet"),
         Some(FileFormat::Arrow) => Some("Arrow IPC"),
         Some(FileFormat::Csv) | None => None,
@@ -225,7 +228,8 @@ async fn register_transform(
     let query = query.map_err(|error| sql_fault(plan, transform, &error))?;
     if let Some(expression) = volatile(query.logical_plan()).map_err(|error| sql_fault(plan, transform, &error))? {
         let message = format!("`{expression}` gives other values each time, so a run could not be repeated");
-        let help = "derive it from the row: `spark_hash(column)` gives each row the same number each time".to_owned();
+        let help =
+            "derive it from the row, as `spark_hash(column)` does, or give it as a parameter: `'${ds}'`".to_owned();
         return Err(fault(plan, transform, message, Some(help)));
     }
     session
@@ -238,10 +242,23 @@ async fn register_transform(
 fn volatile(plan: &LogicalPlan) -> Result<Option<String>, DataFusionError> {
     let mut found = None;
     plan.apply_with_subqueries(|node| {
-        found = node.expressions().into_iter().find(datafusion::logical_expr::Expr::is_volatile);
+        for expression in node.expressions() {
+            if expression.is_volatile() || expression.exists(|part| Ok(is_clock(part)))? {
+                found = Some(expression);
+                break;
+            }
+        }
         Ok(if found.is_some() { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
     })?;
     Ok(found.map(|expression| expression.to_string()))
+}
+
+/// Whether it is the time of the query, such as `now()`: the same for all rows, but not for all runs.
+fn is_clock(expression: &Expr) -> bool {
+    match expression {
+        Expr::ScalarFunction(call) => call.args.is_empty() && call.func.signature().volatility == Volatility::Stable,
+        _ => false,
+    }
 }
 
 fn fault(plan: &PipelinePlan, transform: &TransformPlan, message: String, help: Option<String>) -> DataError {

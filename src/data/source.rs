@@ -96,7 +96,7 @@ impl Content {
 }
 
 /// The format of a source's files: as declared, else the one that all names tell.
-pub(super) fn format_of(source: &SourcePlan, files: &[FileEntry]) -> Result<Option<FileFormat>, DataError> {
+pub fn source_format(source: &SourcePlan, files: &[FileEntry]) -> Result<Option<FileFormat>, DataError> {
     if source.format.is_some() {
         return Ok(source.format);
     }
@@ -138,7 +138,7 @@ impl SourceTable {
         declared: &BTreeMap<String, DataType>,
     ) -> Result<Self, DataError> {
         let no_files = || DataError::NoFiles { table: source.name.clone(), location: source.location.clone() };
-        let format = format_of(source, entries)?.ok_or_else(no_files)?;
+        let format = source_format(source, entries)?.ok_or_else(no_files)?;
         let first = entries.first().ok_or_else(no_files)?;
         let files: Vec<SnapshotFile> =
             entries.iter().map(|entry| SnapshotFile::new(storage, entry.clone())).collect::<Result<_, _>>()?;

@@ -73,6 +73,17 @@ pub enum LearnError {
         /// What was to come.
         expected: u64,
     },
+    /// A feature outside 0..1 under cross-entropy.
+    #[error(
+        "feature {feature} is {value}, and `loss: binary_cross_entropy` needs 0 to 1; scale it (`scale: min_max`), or \
+         use `loss: mse`"
+    )]
+    BeyondCrossEntropy {
+        /// The feature.
+        feature: String,
+        /// Its value, scaled.
+        value: f32,
+    },
     /// The loss or a gradient is not finite.
     #[error("rank {rank}, epoch {epoch}, step {step}: the loss is not finite{}{blame}", if blame.is_empty() { "" } else { "; " })]
     NotFinite {
@@ -122,7 +133,7 @@ impl Remedied for LearnError {
             Self::Comm(error) => error.remedy(),
             Self::Storage(error) => error.remedy(),
             Self::Unreadable { .. } => Remedy::CheckStorage,
-            Self::NotBuilt { .. } | Self::NoDevice { .. } => Remedy::FixFile,
+            Self::NotBuilt { .. } | Self::NoDevice { .. } | Self::BeyondCrossEntropy { .. } => Remedy::FixFile,
             Self::NotFinite { .. } => Remedy::FixData,
             Self::Interrupted => Remedy::Interrupted,
             Self::Encode { .. } | Self::Device { .. } | Self::Rows { .. } => Remedy::ReportBug,

@@ -24,13 +24,16 @@ use crate::{
     ids::Rank,
     pipeline::{
         TrainPlan,
-        spec::{EarlyStopping, Keep},
+        spec::{EarlyStopping, Keep, Loss},
     },
     runs::EpochRecord,
 };
 
 /// Between two calls of `Observer::progress`: often enough for the eye.
 const PROGRESS: Duration = Duration::from_millis(200);
+
+/// How far a scaled feature may lie beyond its range by rounding.
+const ROUNDING: f32 = 1e-6;
 
 /// What a rank trains; the same on every rank but for `feed`, `step` and `comm`.
 pub struct TrainJob<'a> {
@@ -197,6 +200,7 @@ impl Trainer<'_, '_> {
     /// One update; true if a rank wants to stop.
     fn train_step(&mut self, batch: &Batch) -> Result<bool, LearnError> {
         let started = Instant::now();
+        self.check_range(&batch.x)?;
         let loss = self.step.gradients(&batch.x, batch.rows, &mut self.gradients)?;
         let finite = loss.is_finite() && sync::all_finite(&self.gradients);
         let stop = self.control.stop.load(Ordering::Relaxed);
@@ -230,6 +234,19 @@ impl Trainer<'_, '_> {
         state.epoch_rows += total.rows;
         self.phases.update_s += seconds_since(exchanged);
         Ok(total.stop)
+    }
+
+    /// Cross-entropy has no least value beyond 0..1; training would run away without an error.
+    fn check_range(&self, x: &[f32]) -> Result<(), LearnError> {
+        // NaN is told elsewhere; scaling may round a little beyond.
+        let beyond = |number: &f32| *number < -ROUNDING || *number > 1.0 + ROUNDING;
+        if self.job.plan.loss != Loss::BinaryCrossEntropy || !x.iter().fold(false, |any, number| any | beyond(number)) {
+            return Ok(());
+        }
+        let names = &self.job.feature_names;
+        let at = x.iter().position(beyond).unwrap_or_default();
+        let feature = names.get(at % names.len().max(1)).cloned().unwrap_or_default();
+        Err(LearnError::BeyondCrossEntropy { feature, value: x[at] })
     }
 
     /// Measures, records and judges the epoch, and makes the next one the running one.

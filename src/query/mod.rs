@@ -15,6 +15,7 @@ mod error;
 mod functions;
 mod run_tables;
 mod store_schema;
+mod version_file;
 mod version_table;
 
 pub use answer::run;

@@ -113,8 +113,8 @@ fn latest_sources(runs: &[RunRecord]) -> BTreeMap<String, (SourcePlan, String)> 
                 name: name.clone(),
                 location: source.location.clone(),
                 format,
-                columns: BTreeMap::new(),
-                csv: crate::pipeline::spec::CsvSpec::default(),
+                columns: source.columns.clone(),
+                csv: source.csv.clone(),
             };
             sources.entry(name.clone()).or_insert_with(|| (plan, run.pipeline.clone()));
         }

@@ -9,7 +9,6 @@ use datafusion::{
     common::{Statistics, config::TableParquetOptions, stats::Precision},
     datasource::{
         TableProvider, TableType,
-        listing::PartitionedFile,
         physical_plan::{FileGroup, FileScanConfigBuilder, ParquetSource},
         source::DataSourceExec,
     },
@@ -18,13 +17,11 @@ use datafusion::{
     logical_expr::Expr,
     physical_plan::ExecutionPlan,
 };
-use object_store::ObjectMeta;
-use parquet::arrow::{
-    arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions},
-    async_reader::ParquetObjectReader,
-};
 
-use super::QueryError;
+use super::{
+    QueryError,
+    version_file::{Readers, VersionFile},
+};
 use crate::{
     embed::{EMBEDDING_COLUMN, FINGERPRINT_KEY, Manifest},
     storage::{FileEntry, Location, Storage, StorageError},
@@ -35,7 +32,7 @@ use crate::{
 pub(super) struct VersionTable {
     url: ObjectStoreUrl,
     schema: SchemaRef,
-    files: Vec<PartitionedFile>,
+    files: Vec<VersionFile>,
     rows: usize,
 }
 
@@ -44,11 +41,12 @@ impl VersionTable {
     pub(super) async fn open(storage: &Storage, store: &Location, manifest: &Manifest) -> Result<Self, QueryError> {
         let entries = check_files(storage, store, manifest).await?;
         let url = ObjectStoreUrl::parse(store.root())?;
-        let schema = match entries.first() {
-            Some(first) => stamped(read_schema(storage, manifest, first).await?.as_ref(), manifest),
+        let open = |entry| VersionFile::new(storage, manifest, entry);
+        let files: Vec<_> = entries.iter().map(open).collect::<Result<_, _>>()?;
+        let schema = match files.first() {
+            Some(first) => stamped(first.schema().await?.as_ref(), manifest),
             None => Schema::empty(),
         };
-        let files = entries.iter().map(|entry| partitioned(storage, entry)).collect::<Result<_, _>>()?;
         Ok(Self { url, schema: Arc::new(schema), files, rows: manifest.rows as usize })
     }
 }
@@ -79,21 +77,6 @@ async fn check_files(storage: &Storage, store: &Location, manifest: &Manifest) -
         }
     };
     manifest.files.iter().map(check).collect()
-}
-
-fn partitioned(storage: &Storage, file: &FileEntry) -> Result<PartitionedFile, StorageError> {
-    let (_, location) = storage.open(&file.location)?;
-    let last_modified = chrono::DateTime::from_timestamp_millis(file.modified_ms).unwrap_or_default();
-    let meta = ObjectMeta { location, last_modified, size: file.size_bytes, e_tag: None, version: None };
-    Ok(PartitionedFile::new_from_meta(meta))
-}
-
-async fn read_schema(storage: &Storage, manifest: &Manifest, file: &FileEntry) -> Result<SchemaRef, QueryError> {
-    let (store, path) = storage.open(&file.location)?;
-    let mut reader = ParquetObjectReader::new(store, path).with_file_size(file.size_bytes);
-    let loaded = ArrowReaderMetadata::load_async(&mut reader, ArrowReaderOptions::default()).await;
-    let bad = |source| QueryError::BadFile { file: file.location.clone(), table: manifest.table.clone(), source };
-    Ok(Arc::clone(loaded.map_err(bad)?.schema()))
 }
 
 /// The columns; the vectors carry the fingerprint of their model through every query.
@@ -132,8 +115,11 @@ impl TableProvider for VersionTable {
             global: state.config_options().execution.parquet.clone(),
             ..TableParquetOptions::default()
         };
-        let source = ParquetSource::new(Arc::clone(&self.schema)).with_table_parquet_options(options);
-        let groups = FileGroup::new(self.files.clone()).split_files(state.config().target_partitions());
+        let source = ParquetSource::new(Arc::clone(&self.schema))
+            .with_table_parquet_options(options)
+            .with_parquet_file_reader_factory(Arc::new(Readers));
+        let files = self.files.iter().map(VersionFile::partitioned).collect();
+        let groups = FileGroup::new(files).split_files(state.config().target_partitions());
         let config = FileScanConfigBuilder::new(self.url.clone(), Arc::new(source))
             .with_file_groups(groups)
             .with_statistics(statistics)

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ids::{Attempt, Fingerprint, RunId, Version},
+    pipeline::spec::CsvSpec,
     storage::{Location, Storage, StorageError},
     telemetry::Ledger,
 };
@@ -82,6 +83,12 @@ pub struct SourceRecord {
     pub location: Location,
     /// `parquet`, `csv` or `arrow`.
     pub format: String,
+    /// Declared columns: name and SQL type; older records lack them.
+    #[serde(default)]
+    pub columns: BTreeMap<String, String>,
+    /// How CSV is read.
+    #[serde(default)]
+    pub csv: CsvSpec,
     /// Files.
     pub files: u64,
     /// Their bytes.
@@ -188,4 +195,17 @@ pub async fn list_runs(storage: &Storage, store: &Location) -> Result<Vec<RunRec
     }
     runs.sort_by(|a, b| b.started_ms.cmp(&a.started_ms).then_with(|| a.run_id.cmp(&b.run_id)));
     Ok(runs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_without_its_later_fields_is_read() {
+        let old = r#"{ "location": "file:///t", "format": "csv", "files": 1, "size_bytes": 2 }"#;
+        let source: SourceRecord = serde_json::from_str(old).unwrap();
+        assert!(source.columns.is_empty());
+        assert_eq!(source.csv, CsvSpec::default());
+    }
 }

@@ -3,18 +3,39 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
+    os::fd::AsRawFd,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
 };
 
+use rustix::{
+    fs::{AtFlags, CWD, linkat},
+    io::Errno,
+};
+
 /// Creates a file whole; fails if one is there. A hard link is the one step that is atomic
-/// with its content and never replaces.
+/// with its content and never replaces. What is linked has no name until then, so that nothing
+/// is left of a process that is killed.
 pub(super) fn create(path: &Path, content: &[u8]) -> io::Result<()> {
+    let parent = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(parent)?;
+    let mut file = tempfile::tempfile_in(parent)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+    match linkat(CWD, unnamed, CWD, path, AtFlags::SYMLINK_FOLLOW) {
+        // A file system without unnamed files.
+        Err(Errno::NOENT) => create_by_name(path, content)?,
+        linked => linked?,
+    }
+    sync_folder(path)
+}
+
+fn create_by_name(path: &Path, content: &[u8]) -> io::Result<()> {
     let aside = write_aside(path, content)?;
     let linked = fs::hard_link(&aside, path);
     fs::remove_file(&aside)?;
-    linked?;
-    sync_folder(path)
+    linked
 }
 
 /// Replaces a file whole.
@@ -27,8 +48,8 @@ pub(super) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     sync_folder(path)
 }
 
-/// Renames a folder; fails if the target is there. (A rename onto an empty folder would
-/// succeed, so the target is looked for first.)
+/// Renames a folder whose files are on disk; fails if the target is there. (A rename onto an
+/// empty folder would succeed, so the target is looked for first.)
 pub(super) fn rename_folder(from: &Path, to: &Path) -> io::Result<()> {
     if to.exists() {
         return Err(io::ErrorKind::AlreadyExists.into());
@@ -36,7 +57,6 @@ pub(super) fn rename_folder(from: &Path, to: &Path) -> io::Result<()> {
     if let Some(parent) = to.parent() {
         fs::create_dir_all(parent)?;
     }
-    sync_tree(from)?;
     fs::rename(from, to).map_err(|error| match error.kind() {
         io::ErrorKind::DirectoryNotEmpty => io::ErrorKind::AlreadyExists.into(),
         _ => error,
@@ -79,14 +99,21 @@ fn write_aside(path: &Path, content: &[u8]) -> io::Result<PathBuf> {
 }
 
 fn sync_folder(path: &Path) -> io::Result<()> {
-    path.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all())
+    path.parent().map_or(Ok(()), sync)
 }
 
-/// Syncs every file below a folder before the folder is published.
-fn sync_tree(folder: &Path) -> io::Result<()> {
+/// All files and folders below a folder, itself last.
+pub(super) fn tree(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        if path.is_dir() { sync_tree(&path)? } else { File::open(&path)?.sync_all()? }
+        if path.is_dir() { paths.extend(tree(&path)?) } else { paths.push(path) }
     }
-    File::open(folder)?.sync_all()
+    paths.push(folder.to_path_buf());
+    Ok(paths)
+}
+
+/// Waits until a file or folder is on disk.
+pub(super) fn sync(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
 }

@@ -30,6 +30,9 @@ pub struct FileEntry {
     pub modified_ms: i64,
 }
 
+/// Names of probes begin so.
+const PROBE: &str = "_probe";
+
 /// All stores that a run touches. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Storage {
@@ -199,8 +202,13 @@ impl Storage {
     /// Renames a folder; `AlreadyExists` if the target is there. Atomic on `file` and `hdfs`;
     /// elsewhere objects are copied one by one.
     pub async fn rename_folder(&self, from: &Location, to: &Location) -> Result<(), StorageError> {
-        if let (Some(from), Some(target)) = (from.local_path(), to.local_path()) {
-            return blocking(to, move || local::rename_folder(&from, &target)).await;
+        if let (Some(source), Some(target)) = (from.local_path(), to.local_path()) {
+            let folder = source.clone();
+            // Each file within a deadline of its own: together they may be of any size.
+            for path in blocking(from, move || local::tree(&folder)).await? {
+                blocking(from, move || local::sync(&path)).await?;
+            }
+            return blocking(to, move || local::rename_folder(&source, &target)).await;
         }
         let store = self.store(to)?;
         let (source, target) = (object_path(from)?, object_path(to)?);
@@ -246,9 +254,23 @@ impl Storage {
     /// Writes and removes a probe in the folder (creating the folder), so that a target that
     /// is read-only, full or forbidden shows before the work is done.
     pub async fn check_writable(&self, folder: &Location) -> Result<(), StorageError> {
-        let probe = folder.join(&format!("_probe.{}.tmp", std::process::id()));
+        let probe = folder.join(&format!("{PROBE}.{}.tmp", std::process::id()));
         self.replace(&probe, Bytes::from_static(&[0; 4096])).await?;
-        self.remove(&probe).await
+        // With those of processes that were killed in between; one that lives has seen enough
+        // once its probe is written.
+        self.remove_children(folder, |name| name.trim_start_matches('.').starts_with(PROBE)).await
+    }
+
+    /// Removes what a killed process left unfinished in a folder that nobody else writes to.
+    pub async fn remove_unfinished(&self, folder: &Location) -> Result<(), StorageError> {
+        self.remove_children(folder, |name| name.starts_with('.') && name.ends_with(".tmp")).await
+    }
+
+    async fn remove_children(&self, folder: &Location, doomed: impl Fn(&str) -> bool) -> Result<(), StorageError> {
+        for name in self.children(folder).await?.iter().filter(|name| doomed(name)) {
+            self.remove(&folder.join(name)).await?;
+        }
+        Ok(())
     }
 
     fn store(&self, location: &Location) -> Result<Store, StorageError> {
@@ -301,10 +323,10 @@ fn entry(of: &Location, object: &ObjectMeta) -> FileEntry {
 }
 
 /// Runs file-system work off the async threads.
-async fn blocking(
+async fn blocking<T: Send + 'static>(
     location: &Location,
-    work: impl FnOnce() -> io::Result<()> + Send + 'static,
-) -> Result<(), StorageError> {
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T, StorageError> {
     let done = tokio::task::spawn_blocking(work);
     match timeout(limits::STORAGE_CALL, done).await {
         Ok(Ok(result)) => result.map_err(|error| StorageError::new(location, error)),

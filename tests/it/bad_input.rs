@@ -102,18 +102,18 @@ fn hidden_and_temporary_files_are_not_data() {
 #[test]
 fn an_unusable_type() {
     let strings = |data: &Path| one_column(data, "f0", Arc::new(StringArray::from(vec!["a", "b"])));
-    check(strings, FEATURES, 78, &["f0", "pipeline.yaml:8"]);
+    check(strings, FEATURES, 78, &["f0", "pipeline.yaml:9"]);
 }
 
 #[test]
 fn an_unknown_column() {
     let prepare = |data: &Path| write_features(&data.join("a.parquet"), 10, wave);
-    check(prepare, "[{ column: f00 }]", 78, &["f00", "did you mean", "f0", "pipeline.yaml:8"]);
+    check(prepare, "[{ column: f00 }]", 78, &["f00", "did you mean", "f0", "pipeline.yaml:9"]);
 }
 
 #[test]
 fn ragged_lists() {
-    check(|data| one_column(data, "f0", lists(&[3, 3, 4])), FEATURES, 65, &["f0", "a.parquet", "row 2"]);
+    check(|data| one_column(data, "f0", lists(&[3, 3, 4])), FEATURES, 65, &["f0", "a.parquet", "row 3"]);
 }
 
 #[test]
@@ -123,13 +123,13 @@ fn nulls_nans_and_infinities() {
             let odd = |row, feature| if (row, feature) == (7, 0) { value } else { wave(row, feature) };
             write_features(&data.join("a.parquet"), 20, odd);
         };
-        check(prepare, FEATURES, 65, &[what, "row 7", "a.parquet"]);
+        check(prepare, FEATURES, 65, &[what, "row 8", "a.parquet"]);
     }
 }
 
 #[test]
 fn nulls_that_are_provided_for() {
-    for missing in ["mean", "median", "reject", "{ constant: 0.5 }"] {
+    for (missing, indicator) in [("mean", true), ("median", true), ("reject", false), ("{ constant: 0.5 }", true)] {
         let prepare = |data: &Path| {
             write_features(
                 &data.join("a.parquet"),
@@ -137,7 +137,8 @@ fn nulls_that_are_provided_for() {
                 |row, feature| if row == 7 { None } else { wave(row, feature) },
             );
         };
-        let features = format!("[{{ columns: [\"f*\"], missing: {missing}, indicator: true, scale: standard }}]");
+        let features =
+            format!("[{{ columns: [\"f*\"], missing: {missing}, indicator: {indicator}, scale: standard }}]");
         check(prepare, &features, 0, &[]);
     }
 }
@@ -154,6 +155,20 @@ fn constant_columns() {
 fn values_that_overflow_the_loss() {
     let prepare = |data: &Path| write_features(&data.join("a.parquet"), 40, |_, _| Some(3e38));
     check(prepare, FEATURES, 65, &["rank 0", "step 1", "f0"]);
+}
+
+#[test]
+fn values_beyond_cross_entropy() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("rows.parquet");
+    write_features(&data, 40, |row, _| Some(row as f32));
+    let file = write_pipeline(folder.path(), &data, FEATURES, "");
+    let text = std::fs::read_to_string(&file).unwrap().replace("epochs: 2", "epochs: 2, loss: binary_cross_entropy");
+    std::fs::write(&file, &text).unwrap();
+    let answer = emberflow(&["run", &file]).expect(78);
+    assert!(answer.stderr.contains("feature f0 is") && answer.stderr.contains("min_max"), "{answer:?}");
+    std::fs::write(&file, text.replace("\"f*\"]", "\"f*\"], scale: min_max")).unwrap();
+    emberflow(&["run", &file]).expect(0);
 }
 
 #[test]

@@ -511,11 +511,13 @@ async fn unknown_columns_point_into_the_file() {
 
 #[tokio::test]
 async fn queries_that_cannot_be_planned_point_into_the_file() {
-    let cases: [(&str, &[&str]); 4] = [
+    let cases: [(&str, &[&str]); 6] = [
         ("SELECT xx, Pric FROM rows", &["no column `Pric`", "did you mean `Price`"]),
         ("SELECT Price, xx FROM rows", &["no column `xx`", "`x`"]),
         ("SELECT sqroot(x) FROM rows", &["sqroot"]),
         ("SELECT random() AS r FROM rows", &["random()", "spark_hash"]),
+        ("SELECT x FROM rows WHERE Price > extract(year FROM now())", &["now()", "parameter"]),
+        ("SELECT x, current_date AS d FROM rows", &["current_date()", "parameter"]),
     ];
     for (sql, named) in cases {
         let world = World::new("", &format!("  t: {{ sql: \"{sql}\" }}"));

@@ -8,6 +8,7 @@ mod command;
 mod data;
 mod data_feed;
 mod embed;
+mod explain;
 mod hdfs;
 mod hdfs_cluster;
 mod learn;

@@ -1,1 +1,239 @@
 //! Integration tests of `query`.
+
+#[path = "query/small_store.rs"]
+mod small_store;
+
+use std::{fs::File, path::Path};
+
+use arrow::{array::AsArray, datatypes::Float64Type};
+use emberflow::{
+    query::QueryError,
+    remedy::{Remedied, Remedy},
+};
+use small_store::{ROWS, Session, SmallStore, chain};
+
+use crate::command::emberflow;
+
+/// Every file of `tests/sql` against the store, each in a session of its own.
+#[tokio::test]
+async fn sql_logic() {
+    let store = SmallStore::make();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sql");
+    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    assert!(files.len() >= 3);
+    for file in files {
+        let mut runner = sqllogictest::Runner::new(async || Ok(store.open(false).await));
+        if let Err(error) = runner.run_file_async(&file).await {
+            panic!("{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_top_k_query_keeps_k_rows_and_agrees_with_plain_arithmetic() {
+    let store = SmallStore::make();
+    let session = store.open(false).await;
+    for (function, plain) in [
+        ("array_distance", distance as fn(&[f64], &[f64]) -> f64),
+        ("cosine_distance", |a, b| 1.0 - dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()),
+        ("negative_inner_product", |a, b| -dot(a, b)),
+    ] {
+        let sql = format!(
+            "SELECT id, {function}(embedding, (SELECT embedding FROM vectors WHERE id = 3)) AS distance \
+             FROM vectors ORDER BY distance LIMIT 10"
+        );
+        let plan = session.texts(&format!("EXPLAIN {sql}")).await.unwrap().concat().concat();
+        assert!(plan.contains("SortExec: TopK(fetch=10)"), "{plan}");
+        let batches = session.rows(&sql).await.unwrap();
+        let column = |place: usize| batches.iter().map(move |batch| batch.column(place));
+        let ids: Vec<i64> =
+            column(0).flat_map(|c| c.as_primitive::<arrow::datatypes::Int64Type>().values()).copied().collect();
+        let got: Vec<f64> = column(1).flat_map(|c| c.as_primitive::<Float64Type>().values()).copied().collect();
+        let vectors = vectors(&session).await;
+        let mut expected: Vec<f64> = vectors.iter().map(|vector| plain(vector, &vectors[3])).collect();
+        for (id, got) in ids.iter().zip(&got) {
+            assert!((got - expected[*id as usize]).abs() < 1e-9, "{function} of {id}: {got}");
+        }
+        expected.sort_by(f64::total_cmp);
+        assert_eq!(got.len(), 10);
+        for (got, expected) in got.iter().zip(expected) {
+            assert!((got - expected).abs() < 1e-9, "{function}: {got} is not {expected}");
+        }
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn distance(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt()
+}
+
+/// The vectors in the order of their ids.
+async fn vectors(session: &Session) -> Vec<Vec<f64>> {
+    let batches = session.rows("SELECT CAST(embedding AS DOUBLE[]) FROM vectors ORDER BY id").await.unwrap();
+    let lists = batches.iter().flat_map(|batch| batch.column(0).as_list::<i32>().iter().flatten().collect::<Vec<_>>());
+    let vectors: Vec<Vec<f64>> = lists.map(|list| list.as_primitive::<Float64Type>().values().to_vec()).collect();
+    assert_eq!(vectors.len(), ROWS);
+    vectors
+}
+
+/// Whatever the way on which the vectors come together.
+#[tokio::test]
+async fn vectors_of_two_models_are_not_compared_unless_it_is_forced() {
+    let store = SmallStore::make();
+    let (strict, lenient) = (store.open(false).await, store.open(true).await);
+    let mixed = [
+        "SELECT array_cosine_similarity(v.embedding, o.embedding) FROM vectors v JOIN others o ON v.id = o.id",
+        "SELECT v.id FROM vectors v, others o WHERE array_distance(v.embedding, o.embedding) < 9 LIMIT 1",
+        "SELECT v.id FROM vectors v JOIN others o USING (id) ORDER BY inner_product(v.embedding, o.embedding) LIMIT 1",
+        "SELECT v.id FROM vectors v JOIN others o ON array_distance(v.embedding, o.embedding) < 9 LIMIT 1",
+        // Two versions of one table are of two models, too.
+        "SELECT array_distance(a.embedding, b.embedding) FROM \"vectors@1\" a JOIN vectors b ON a.id = b.id",
+        // Scalar subqueries, on either side, correlated, nested.
+        "SELECT array_cosine_similarity(embedding, (SELECT embedding FROM others LIMIT 1)) FROM vectors",
+        "SELECT id FROM vectors ORDER BY array_distance((SELECT embedding FROM others WHERE id = 0), embedding) LIMIT 1",
+        "SELECT array_distance(embedding, (SELECT o.embedding FROM others o WHERE o.id = v.id)) FROM vectors v",
+        "SELECT (SELECT min(array_distance(o.embedding, v.embedding)) FROM others o) FROM vectors v",
+        "SELECT id FROM vectors v WHERE EXISTS (SELECT 1 FROM others o WHERE array_distance(v.embedding, o.embedding) < 9)",
+        "SELECT id FROM vectors v WHERE id IN (SELECT o.id FROM others o WHERE array_distance(v.embedding, o.embedding) < 9)",
+        "SELECT array_distance((SELECT embedding FROM vectors LIMIT 1), (SELECT max(embedding) FROM others))",
+        // CTEs, derived tables, views, aliases.
+        "WITH a AS (SELECT id, embedding AS x FROM vectors), b AS (SELECT id, embedding AS y FROM others) \
+         SELECT array_distance(x, y) FROM a JOIN b ON a.id = b.id",
+        "SELECT array_distance(x, y) FROM (SELECT v.embedding AS x, o.embedding AS y FROM vectors v \
+         LEFT JOIN others o ON v.id = o.id)",
+        "SELECT array_distance(a.e, b.e) FROM vectors AS a(id, e, label) FULL JOIN others AS b(id, e) ON a.id = b.id",
+        "SELECT v.id, d FROM vectors v, LATERAL (SELECT array_distance(o.embedding, v.embedding) AS d FROM others o \
+         WHERE o.id = v.id) AS near",
+        // Unions, distinct, and what picks from both.
+        "SELECT array_distance(embedding, [0.1, 0.2]) FROM (SELECT CAST(embedding AS FLOAT[]) AS embedding FROM vectors \
+         UNION ALL SELECT CAST(embedding AS FLOAT[]) FROM others)",
+        "SELECT array_distance(embedding, [0.1, 0.2]) FROM (SELECT embedding FROM vectors UNION SELECT embedding FROM others)",
+        "SELECT array_distance(v.embedding, CASE WHEN v.id > 3 THEN v.embedding ELSE o.embedding END) \
+         FROM vectors v JOIN others o ON v.id = o.id",
+        "SELECT array_distance(coalesce(v.embedding, o.embedding), [1, 2]) FROM vectors v JOIN others o ON v.id = o.id",
+        "SELECT array_distance(v.embedding, CAST(o.embedding AS DOUBLE[])) FROM vectors v JOIN others o ON v.id = o.id",
+        "SELECT array_distance(v.embedding, [o.embedding[1], o.embedding[2]]) FROM vectors v JOIN others o ON v.id = o.id",
+        // Aggregates, windows, unnesting, lambdas.
+        "SELECT array_distance(first_value(v.embedding), first_value(o.embedding)) FROM vectors v JOIN others o ON v.id = o.id",
+        "SELECT array_distance(e, first) FROM (SELECT v.embedding AS e, first_value(o.embedding) OVER (ORDER BY v.id) AS first \
+         FROM vectors v JOIN others o ON v.id = o.id)",
+        "SELECT array_distance(v.embedding, e) FROM vectors v, (SELECT unnest(array_agg(embedding)) AS e FROM others)",
+        "SELECT v.id FROM vectors v JOIN others o ON v.id = o.id GROUP BY v.id \
+         HAVING min(array_distance(v.embedding, o.embedding)) < 9",
+        "SELECT DISTINCT ON (v.id) array_distance(v.embedding, o.embedding) FROM vectors v JOIN others o ON v.id = o.id",
+        "SELECT array_transform(es, e -> array_distance(e, v.embedding)) FROM vectors v, \
+         (SELECT array_agg(embedding) AS es FROM others)",
+        "SELECT array_distance(s['a'], s['b']) FROM (SELECT named_struct('a', v.embedding, 'b', o.embedding) AS s \
+         FROM vectors v JOIN others o ON v.id = o.id)",
+        "EXPLAIN SELECT array_distance(v.embedding, o.embedding) FROM vectors v JOIN others o ON v.id = o.id",
+    ];
+    for sql in mixed {
+        if sql.starts_with("EXPLAIN") {
+            continue;
+        }
+        match strict.rows(sql).await {
+            Err(error @ QueryError::MixedModels { .. }) => {
+                assert_eq!(error.remedy(), Remedy::FixCommand);
+                assert!(error.to_string().contains("--mix-models"), "{error}");
+            }
+            Err(error) => panic!("{sql}\n{}", chain(&error)),
+            Ok(_) => panic!("not refused: {sql}"),
+        }
+        if let Err(error) = lenient.rows(sql).await {
+            panic!("{sql}\n{}", chain(&error));
+        }
+    }
+    // Vectors of one model, beside rows of another.
+    for sql in [
+        "SELECT array_distance(a.embedding, b.embedding) FROM vectors a JOIN \"vectors@2\" b ON a.id = b.id",
+        "SELECT vector_norm(embedding) FROM (SELECT embedding FROM vectors UNION ALL SELECT embedding FROM others)",
+        "SELECT array_distance(v.embedding, v.embedding), o.embedding FROM vectors v JOIN others o ON v.id = o.id",
+        "SELECT array_distance(v.embedding, [0, 1]) - array_distance(o.embedding, [0, 1]) \
+         FROM vectors v JOIN others o ON v.id = o.id",
+        "SELECT array_distance(v.embedding, CASE WHEN array_distance(o.embedding, [0, 1]) < 1 THEN [1, 2] \
+         ELSE v.embedding END) FROM vectors v JOIN others o ON v.id = o.id",
+        "SELECT first_value(a.id ORDER BY array_distance(a.embedding, b.embedding)) FROM vectors a, vectors b \
+         WHERE a.id IN (SELECT id FROM others)",
+    ] {
+        if let Err(error) = strict.rows(sql).await {
+            panic!("{sql}\n{}", chain(&error));
+        }
+    }
+}
+
+/// Exit code and message of queries that cannot be answered.
+#[test]
+fn errors_tell_what_to_do() {
+    let store = SmallStore::make();
+    let check = |sql: &str, code: i32, told: &[&str]| {
+        let answer = emberflow(&["sql", "--db", &store.db(), sql]).expect(code);
+        for text in told {
+            assert!(answer.stderr.contains(text), "{sql}: {text:?} is not in\n{}", answer.stderr);
+        }
+    };
+    check("SELECT * FROM vector", 64, &["\"vector\"", "did you mean \"vectors\"?"]);
+    check("SELECT * FROM vectors WHERE id IN (SELECT id FROM vectores)", 64, &["did you mean \"vectors\"?"]);
+    check("SELECT * FROM nothing_like_it", 64, &["epochs", "labels", "others", "points", "run_metrics", "vectors"]);
+    check("SELECT * FROM \"vectors@7\"", 64, &["vectors has no version 7", "1, 2"]);
+    check("SELECT * FROM \"../x\"", 64, &["there is no table"]);
+    check("SELECT ide FROM vectors", 64, &["ide", "Did you mean", "id"]);
+    check("SELECT array_distanse(embedding, embedding) FROM vectors", 64, &["Did you mean 'array_distance'?"]);
+    check("SELEC 1", 64, &["SELEC"]);
+    check("COPY vectors TO 'x.parquet'", 64, &["COPY"]);
+    check(
+        "SELECT array_distance(v.embedding, w.embedding) FROM vectors v JOIN wides w ON v.id = w.id",
+        64,
+        &["--mix-models"],
+    );
+    check("SELECT array_distance(embedding, [1, 2, 3]) FROM vectors", 65, &["width 2 and 3"]);
+    check("SELECT array_distance(embedding, [1, 2, 3]) FROM others", 64, &["width 2 and 3"]);
+    check("SELECT array_distance(label, label) FROM vectors", 64, &["lists of numbers"]);
+    check("SELECT 1 / (id - id) FROM vectors", 65, &["ivide by zero"]);
+    check("SELECT CAST(label AS INT) FROM labels", 65, &["label"]);
+}
+
+/// A file that is not what was published is named, and only those who read it notice.
+#[test]
+fn a_broken_table_breaks_no_other() {
+    let store = SmallStore::make();
+    let file = store.version("vectors", 2).join("part-00000.parquet");
+    let whole = std::fs::read(&file).unwrap();
+    let query = |sql: &str, code: i32| emberflow(&["sql", "--db", &store.db(), sql]).expect(code).stderr;
+    let check = |told: &[&str]| {
+        let error = query("SELECT sum(embedding[1]), max(label) FROM vectors JOIN others USING (id)", 65);
+        for text in told.iter().chain(&["part-00000.parquet", "vectors"]) {
+            assert!(error.contains(text), "{text:?} is not in\n{error}");
+        }
+        for sql in
+            ["SELECT count(*) FROM others", "SELECT * FROM \"vectors@1\"", "SELECT * FROM runs", "SELECT * FROM points"]
+        {
+            query(sql, 0);
+        }
+    };
+    std::fs::write(&file, &whole[..whole.len() - 1]).unwrap();
+    check(&["version 2", "bytes", "published"]);
+    // Of the right length, but damaged: at the end the footer, in the middle the rows.
+    let mut damaged = whole.clone();
+    damaged[whole.len() - 1] ^= 0xff;
+    std::fs::write(&file, &damaged).unwrap();
+    check(&["cannot be read as Parquet"]);
+    let mut damaged = whole.clone();
+    damaged[4..200].fill(0x55);
+    std::fs::write(&file, &damaged).unwrap();
+    check(&["cannot be read as Parquet"]);
+    std::fs::remove_file(&file).unwrap();
+    check(&["version 2", "is gone"]);
+    std::fs::remove_dir_all(store.version("vectors", 2)).unwrap();
+    check(&["version 2", "is gone"]);
+    std::fs::write(store.folder().join("out/embeddings/vectors/_manifests/000002.json"), "{").unwrap();
+    query("SELECT count(*) FROM vectors", 74);
+    query("SELECT count(*) FROM others", 0);
+    File::create(store.folder().join("points.parquet")).unwrap();
+    let error = query("SELECT * FROM points", 65);
+    assert!(error.contains("points.parquet") && error.contains("pipeline small"), "{error}");
+    query("SELECT count(*) FROM labels", 0);
+}

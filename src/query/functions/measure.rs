@@ -1,4 +1,4 @@
-//! One function: its types, the check that both sides belong together, and its evaluation.
+//! One function: its types and its evaluation.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -17,7 +17,6 @@ use super::{
     kernel::{Number, dot, norm, squared_distance},
     vectors::{Numbers, Vectors, vector_type},
 };
-use crate::embed::FINGERPRINT_KEY;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,28 +42,22 @@ pub(super) enum Measure {
 pub(super) struct MeasureFunction {
     name: &'static str,
     measure: Measure,
-    mix_models: bool,
     signature: Signature,
 }
 
 impl MeasureFunction {
-    pub(super) fn new(name: &'static str, measure: Measure, mix_models: bool) -> Self {
-        Self { name, measure, mix_models, signature: Signature::user_defined(Volatility::Immutable) }
+    pub(super) fn new(name: &'static str, measure: Measure) -> Self {
+        Self { name, measure, signature: Signature::user_defined(Volatility::Immutable) }
     }
 
-    /// Fails where both sides are known to come from different models.
-    fn check_models(&self, arguments: &[FieldRef]) -> Result<()> {
-        let mut known = arguments.iter().filter_map(|field| field.metadata().get(FINGERPRINT_KEY));
-        match (known.next(), known.next()) {
-            (Some(left), Some(right)) if left != right && !self.mix_models => plan_err!(
-                "{}: the vectors of models {} and {} do not share a space; embed both tables with one model, \
-                 or pass --mix-models",
-                self.name,
-                short(left),
-                short(right)
-            ),
-            _ => Ok(()),
-        }
+    /// The name under which it was called.
+    pub(super) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Whether it sets two vectors beside each other.
+    pub(super) fn compares(&self) -> bool {
+        self.measure != Measure::Norm
     }
 
     /// Fails where both sides have a fixed width, and not the same.
@@ -147,11 +140,6 @@ fn norms<A: Number>(vectors: &Vectors, numbers: &[A], rows: usize) -> Float64Arr
     (0..rows).map(|row| vectors.place(row).map(|place| norm(&numbers[place]))).collect()
 }
 
-/// Enough of a fingerprint to tell models apart.
-fn short(fingerprint: &str) -> &str {
-    fingerprint.get(..12).unwrap_or(fingerprint)
-}
-
 impl fmt::Debug for MeasureFunction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)
@@ -172,16 +160,15 @@ impl ScalarUDFImpl for MeasureFunction {
     }
 
     fn return_field_from_args(&self, arguments: ReturnFieldArgs) -> Result<FieldRef> {
-        self.check_models(arguments.arg_fields)?;
         self.check_widths(arguments.arg_fields)?;
         Ok(Arc::new(Field::new(self.name, DataType::Float64, true)))
     }
 
     fn coerce_types(&self, arguments: &[DataType]) -> Result<Vec<DataType>> {
-        if self.measure == Measure::Norm {
-            take_function_args(self.name, arguments).map(|[_]: [&DataType; 1]| ())?;
-        } else {
+        if self.compares() {
             take_function_args(self.name, arguments).map(|[_, _]: [&DataType; 2]| ())?;
+        } else {
+            take_function_args(self.name, arguments).map(|[_]: [&DataType; 1]| ())?;
         }
         arguments.iter().map(|argument| vector_type(self.name, argument)).collect()
     }

@@ -2,11 +2,15 @@
 
 mod kernel;
 mod measure;
+mod one_model;
 mod vectors;
+
+use std::sync::Arc;
 
 use datafusion::{logical_expr::ScalarUDF, prelude::SessionContext};
 
 use measure::{Measure, MeasureFunction};
+use one_model::OneModel;
 
 /// Every function, by what it measures. The names are DataFusion's, DuckDB's and Spark's.
 const NAMES: [(Measure, &[&str]); 7] = [
@@ -36,12 +40,15 @@ const NAMES: [(Measure, &[&str]); 7] = [
     (Measure::Norm, &["vector_norm", "vector_l2_norm"]),
 ];
 
-/// Registers them, in place of DataFusion's own of the same names. Unless `mix_models`, they
-/// refuse to compare vectors that are known to come from different models.
+/// Registers them, in place of DataFusion's own of the same names. Unless `mix_models`, queries
+/// are refused in which they would compare vectors that are known to come from different models.
 pub fn register_functions(session: &SessionContext, mix_models: bool) {
     for (measure, names) in NAMES {
         for name in names {
-            session.register_udf(ScalarUDF::new_from_impl(MeasureFunction::new(name, measure, mix_models)));
+            session.register_udf(ScalarUDF::new_from_impl(MeasureFunction::new(name, measure)));
         }
+    }
+    if !mix_models {
+        session.add_analyzer_rule(Arc::new(OneModel));
     }
 }
