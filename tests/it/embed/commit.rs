@@ -49,22 +49,22 @@ fn run(name: &str) -> RunId {
 
 impl Target {
     /// Files as if an attempt of that run had just written them.
-    async fn written(&self, run_id: &str) -> Written {
+    async fn written(&self, run_id: &str, content: &str) -> Written {
         let staging = run_folder(&self.store, &run(run_id)).join("work/embed/t");
         let name = "part-00000.parquet".to_owned();
-        let content = Bytes::from(format!("rows of {run_id}"));
+        let content = Bytes::from(content.to_owned());
         let file = ManifestFile { name: name.clone(), rows: 7, size_bytes: content.len() as u64 };
-        self.storage.replace(&staging.join(&name), content).await.unwrap();
-        Written { staging, files: vec![file], rows: 7, latent: 2 }
+        self.storage.replace(&staging.join(&name), content.clone()).await.unwrap();
+        Written { staging, files: vec![file], rows: 7, latent: 2, digest: format!("{content:?}") }
     }
 
     async fn commit(&self, run_id: &str) -> Result<Manifest, EmbedError> {
-        self.commit_as(run_id, "a pipeline", "f").await
+        self.commit_as(run_id, "a pipeline", &format!("rows of {run_id}")).await
     }
 
-    async fn commit_as(&self, run_id: &str, pipeline: &str, fingerprint: &str) -> Result<Manifest, EmbedError> {
-        let written = self.written(run_id).await;
-        let fingerprint = Fingerprint(fingerprint.into());
+    async fn commit_as(&self, run_id: &str, pipeline: &str, content: &str) -> Result<Manifest, EmbedError> {
+        let written = self.written(run_id, content).await;
+        let fingerprint = Fingerprint("f".into());
         commit(&self.storage, &self.store, &self.plan, pipeline, &run(run_id), &fingerprint, written).await
     }
 
@@ -160,8 +160,10 @@ async fn a_run_commits_once() {
         assert_eq!(target.tree().await, ["v000001", "v000002", "000001.json", "000002.json"]);
         let staging = run_folder(&target.store, &run("a")).join("work/embed");
         assert!(target.storage.children(&staging).await.unwrap().is_empty());
-        // Begun anew, with another model, it is another version.
-        assert_eq!(target.commit_as("a", "a pipeline", "g").await.unwrap().version, Version(3));
+        // Begun anew with other columns of the same model, it is another version; and so it is when
+        // the first ones come back.
+        assert_eq!(target.commit_as("a", "a pipeline", "More of a").await.unwrap().version, Version(3));
+        assert_eq!(target.commit("a").await.unwrap().version, Version(4));
     }
 }
 
@@ -252,7 +254,7 @@ async fn a_table_belongs_to_one_pipeline() {
             assert!(text.contains("written by pipeline \"a pipeline\", not by \"another\""), "{text}");
         };
         check(check_target(&target.storage, &target.store, "t", "another").await);
-        check(target.commit_as("b", "another", "f").await.map(drop));
+        check(target.commit_as("b", "another", "rows of b").await.map(drop));
         assert_eq!(target.tree().await, ["v000001", "000001.json"]);
         check_target(&target.storage, &target.store, "t", "a pipeline").await.unwrap();
         check_target(&target.storage, &target.store, "new", "another").await.unwrap();
