@@ -55,7 +55,7 @@ pub enum QueryError {
     Memory(#[source] Box<DataFusionError>),
     /// A statement compares vectors that have nothing to do with each other.
     #[error(
-        "{function} compares vectors of {first_table} (model {first_model}) with those of {second_table} \
+        "{function} compares embeddings of {first_table} (model {first_model}) with embeddings of {second_table} \
          (model {second_model}), which share no space; embed both tables with one model, \
          or force it with --mix-models"
     )]
@@ -78,6 +78,12 @@ pub enum QueryError {
         name: String,
         /// A name that is meant, or those there are.
         hint: String,
+    },
+    /// A stored table was to be dropped or replaced.
+    #[error("{table} is stored; a session can neither drop nor replace it")]
+    Stored {
+        /// The table.
+        table: String,
     },
     /// There is no such version.
     #[error("table {table} has no version {version}; it has {there}")]
@@ -138,9 +144,11 @@ impl Remedied for QueryError {
             Self::Data(error) | Self::Source { source: error, .. } => error.remedy(),
             Self::Session(_) => Remedy::ReportBug,
             Self::Statement(error) => own_remedy(error).unwrap_or_else(|| engine_remedy(error)),
-            Self::Memory(_) | Self::MixedModels { .. } | Self::NoTable { .. } | Self::NoVersion { .. } => {
-                Remedy::FixCommand
-            }
+            Self::Memory(_)
+            | Self::MixedModels { .. }
+            | Self::NoTable { .. }
+            | Self::Stored { .. }
+            | Self::NoVersion { .. } => Remedy::FixCommand,
             Self::MissingFile { .. } | Self::ChangedFile { .. } | Self::BadFile { .. } => Remedy::FixData,
         }
     }
