@@ -29,8 +29,8 @@ pub enum Remedy {
 }
 
 impl Remedy {
-    /// The exit code of a command that ends so (sysexits; docs/exit-codes.md). An interrupted
-    /// command exits 143 on SIGTERM; the command line makes that 130 on SIGINT.
+    /// The exit code of a command that ends so (sysexits; docs/exit-codes.md). That of an
+    /// interrupted command is SIGTERM's; `cluster::Stop` knows whether it was another signal.
     pub fn exit_code(self) -> u8 {
         match self {
             Self::FixCommand => 64,

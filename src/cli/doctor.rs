@@ -31,9 +31,12 @@ struct Finding {
     detail: String,
 }
 
-/// Looks at everything a run needs. Exit code 0 if all is fine.
+/// Looks at everything a run may need. Exit code 0 if no run here would miss anything: a GPU,
+/// a ticket and Hadoop's configuration are told of, but not every run needs them.
 pub(super) async fn run(context: &Context, args: &Args) -> Result<u8, Failure> {
-    let mut findings = vec![versions(), cores(), memory(), scratch(context)];
+    let scratch = scratch(context);
+    let mut code = if scratch.fine { 0 } else { Remedy::FixFile.exit_code() };
+    let mut findings = vec![versions(), cores(), memory(), scratch];
     findings.extend([DeviceKind::Cpu, DeviceKind::Wgpu, DeviceKind::Cuda].map(device));
     findings.push(hadoop(context));
     findings.push(ticket());
@@ -41,11 +44,10 @@ pub(super) async fn run(context: &Context, args: &Args) -> Result<u8, Failure> {
         fs::read_to_string(folder.join("core-site.xml")).is_ok_and(|text| text.contains("fs.defaultFS"))
     });
     let store = args.db.clone().or_else(|| default_fs.then(|| "hdfs:///".to_owned()));
-    let mut code = 0;
     if let Some(store) = store {
         let location = Location::parse(&store, &working_folder()?)?;
         let (finding, remedy) = reach(context, &location).await;
-        code = remedy.map_or(0, Remedy::exit_code);
+        code = remedy.map_or(code, Remedy::exit_code);
         findings.push(finding);
     }
     if args.json {

@@ -18,9 +18,9 @@ pub(super) async fn run(context: &Context, args: &Args) -> Result<u8, Failure> {
     let plan = args.pipeline.plan()?;
     let explanation = cluster::explain(&context.storage, &plan).await?;
     if args.json {
-        output::print_json(&explanation)?
+        output::print_json(&explanation)?;
     } else {
-        output::print(&explanation.to_string())?
+        output::print(&explanation.to_string())?;
     }
     Ok(0)
 }

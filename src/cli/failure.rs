@@ -2,13 +2,16 @@
 
 use std::{
     error::Error,
-    io::{IsTerminal, Write},
+    io::{self, ErrorKind, IsTerminal, Write},
 };
 
 use clap::ColorChoice;
 
 use crate::{
+    cluster::RunError,
     config::env_vars,
+    data::DataError,
+    pipeline::Faults,
     remedy::{Remedied, Remedy},
 };
 
@@ -41,6 +44,15 @@ impl Failure {
         Self { error: format!("{what}: {error}").into(), remedy: Remedy::CheckStorage }
     }
 
+    /// A file that the command line names could not be written.
+    pub(super) fn target(what: impl std::fmt::Display, error: &io::Error) -> Self {
+        let remedy = match error.kind() {
+            ErrorKind::PermissionDenied => Remedy::AskPermission,
+            _ => Remedy::FixTarget,
+        };
+        Self { error: format!("{what}: {error}").into(), remedy }
+    }
+
     /// The same failure with the exit code of another remedy.
     pub(super) fn with_remedy(self, remedy: Remedy) -> Self {
         Self { remedy, ..self }
@@ -51,31 +63,45 @@ impl Failure {
         self.remedy
     }
 
-    /// Tells it on stderr and gives its exit code. Faults of a pipeline file bring their own
-    /// heading, excerpts and all.
-    pub(super) fn report(&self, color: bool) -> u8 {
-        let mut text = self.error.to_string();
-        if !text.starts_with("error") {
-            let heading = if color { "\u{1b}[1;31merror\u{1b}[0m" } else { "error" };
-            text = format!("{heading}: {text}");
-        }
+    /// The error and its causes.
+    pub(super) fn causes(&self) -> Vec<String> {
+        let mut told = vec![self.error.to_string()];
         let mut cause = self.error.source();
-        let mut told = self.error.to_string();
         while let Some(error) = cause {
             let message = error.to_string();
             // Some libraries repeat their cause in their own message.
-            if !told.contains(&message) {
-                text = format!("{text}\n  caused by: {message}");
-                told = message;
+            if told.last().is_some_and(|last| !last.contains(&message)) {
+                told.push(message);
             }
             cause = error.source();
         }
+        told
+    }
+
+    /// Tells it on stderr and gives its exit code.
+    pub(super) fn report(&self, color: bool) -> u8 {
+        let mut text = match self.faults() {
+            // Each fault brings its own heading, excerpt and all.
+            Some(faults) => faults.render(color),
+            None => {
+                let heading = if color { "\u{1b}[1;31merror\u{1b}[0m" } else { "error" };
+                format!("{heading}: {}", self.causes().join("\n  caused by: "))
+            }
+        };
         if self.remedy == Remedy::ReportBug {
-            text = format!("{text}\nthis is a bug in emberflow; please report it");
+            text.push_str("\nthis is a bug in emberflow; please report it");
         }
         // Where even stderr is closed, the exit code tells.
-        let _ = writeln!(std::io::stderr(), "{text}");
+        let _ = writeln!(io::stderr(), "{text}");
         self.remedy.exit_code()
+    }
+
+    /// The faults of a pipeline file, if they are what failed.
+    fn faults(&self) -> Option<&Faults> {
+        match self.error.downcast_ref() {
+            Some(RunError::Faults(faults) | RunError::Data(DataError::Faults(faults))) => Some(faults),
+            _ => self.error.downcast_ref(),
+        }
     }
 }
 
@@ -84,7 +110,7 @@ pub(super) fn use_color(choice: ColorChoice) -> bool {
     match choice {
         ColorChoice::Always => true,
         ColorChoice::Never => false,
-        ColorChoice::Auto => std::env::var_os(env_vars::NO_COLOR).is_none() && std::io::stderr().is_terminal(),
+        ColorChoice::Auto => std::env::var_os(env_vars::NO_COLOR).is_none() && io::stderr().is_terminal(),
     }
 }
 
@@ -93,6 +119,6 @@ pub(super) fn report_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let message = panic.payload_as_str().unwrap_or("no message");
         let place = panic.location().map(|place| format!(" at {place}")).unwrap_or_default();
-        let _ = writeln!(std::io::stderr(), "bug: {message}{place}; please report this");
+        let _ = writeln!(io::stderr(), "bug: {message}{place}; please report this");
     }));
 }

@@ -78,9 +78,9 @@ pub(super) async fn status(context: &Context, args: &StatusArgs) -> Result<u8, F
         return Err(Failure::usage(format!("there is no such run in {store}; `emberflow runs` lists them")));
     };
     if args.json {
-        output::print_json(&run)?
+        output::print_json(&run)?;
     } else {
-        output::print(&status_report(&run))?
+        output::print(&status_report(&run))?;
     }
     Ok(0)
 }

@@ -9,7 +9,10 @@ use super::Failure;
 /// Writes to stdout. A reader that closed the pipe (`head`) has seen enough: no error.
 pub(super) fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
-    quietly_closed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::target("stdout", &error)),
+        _ => Ok(()),
+    }
 }
 
 /// A line on stderr, for hints.
@@ -23,12 +26,9 @@ pub(super) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     print(&format!("{text}\n"))
 }
 
-/// Turns a closed pipe into success.
-pub(super) fn quietly_closed(result: io::Result<()>) -> Result<(), Failure> {
-    match result {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::io("stdout", error)),
-        _ => Ok(()),
-    }
+/// `1 model`, `2 models`.
+pub(super) fn count(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 /// Rows of text under headings, columns aligned.

@@ -1,22 +1,20 @@
 //! `emberflow run`.
 
 use std::{
-    fs::File,
     io::{self, IsTerminal},
-    path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU8, Ordering},
-    },
+    path::{Path, PathBuf},
 };
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{Context, Failure, output, pipeline_args::PipelineArgs};
+use super::{
+    Context, Failure, output,
+    pipeline_args::{PipelineArgs, working_folder},
+};
 use crate::{
-    cluster::{self, EmptyInput, Outcome, Run, RunOptions, RunOutcome},
+    cluster::{self, EmptyInput, Outcome, Run, RunOptions, RunOutcome, Stop},
     ids::RunId,
     limits,
     pipeline::PipelinePlan,
@@ -37,7 +35,7 @@ pub(super) struct Args {
     /// Executors, instead of the file's.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     executors: Option<u32>,
-    /// Write events as JSON lines to a file, or to stdout by `-`.
+    /// Add events as JSON lines to a file, or write them to stdout by `-`.
     #[arg(long, value_name = "FILE")]
     events: Option<PathBuf>,
     /// How the result is printed; `json` is one line, the last of stdout.
@@ -76,11 +74,50 @@ fn run_id(text: &str) -> Result<RunId, String> {
 
 /// Runs a pipeline to its end.
 pub(super) async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
-    let plan = args.pipeline.plan()?;
     if args.dry_run {
-        output::print(&cluster::explain(&context.storage, &plan).await?.to_string())?;
-        return Ok(0);
+        return dry_run(context, &args).await;
     }
+    let (stop, mut run_id) = (Stop::default(), args.run_id.clone());
+    match execute(context, &args, &stop, &mut run_id).await {
+        Ok((plan, outcome)) => tell(context, &args, &plan, &outcome).await,
+        Err(failure) => {
+            failure.report(context.color);
+            let result = failed(&failure, stop.exit_code(failure.remedy()), run_id.as_ref());
+            if let Some(file) = &args.result_file
+                && let Err(failure) = write_result(context, file, &result).await
+            {
+                failure.report(context.color);
+            }
+            if args.output == OutputFormat::Json {
+                output::print(&format!("{result}\n"))?;
+            }
+            Ok(stop.exit_code(failure.remedy()))
+        }
+    }
+}
+
+async fn dry_run(context: &Context, args: &Args) -> Result<u8, Failure> {
+    let mut plan = args.pipeline.plan()?;
+    plan.run.executors = args.executors.unwrap_or(plan.run.executors);
+    let explanation = cluster::explain(&context.storage, &plan).await?;
+    match args.output {
+        OutputFormat::Text => output::print(&explanation.to_string())?,
+        OutputFormat::Json => {
+            let line = serde_json::to_string(&explanation).map_err(Failure::bug)?;
+            output::print(&format!("{line}\n"))?;
+        }
+    }
+    Ok(0)
+}
+
+/// Does the work; `run_id` is set once the run has a name.
+async fn execute(
+    context: &Context,
+    args: &Args,
+    stop: &Stop,
+    run_id: &mut Option<RunId>,
+) -> Result<(PipelinePlan, RunOutcome), Failure> {
+    let plan = args.pipeline.plan()?;
     let options = RunOptions {
         run_id: args.run_id.clone(),
         executors: args.executors,
@@ -92,30 +129,25 @@ pub(super) async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
         fresh: args.fresh,
     };
     let run = Run::open(&context.storage, &plan, options).await?;
-    let events = Events::new(run.id().clone(), listeners(context, &args)?);
-    let signals = Signals::listen()?;
-    let outcome = match run.execute(&events, Arc::clone(&signals.stop)).await {
-        Ok(outcome) => outcome,
-        Err(error) => {
-            let failure = Failure::from(error);
-            let interrupted = failure.remedy() == Remedy::Interrupted;
-            let code = failure.report(context.color);
-            return Ok(if interrupted { signals.exit_code() } else { code });
-        }
-    };
-    let result = result(&outcome);
+    *run_id = Some(run.id().clone());
+    let events = Events::new(run.id().clone(), listeners(context, args)?);
+    let _signals = Signals::listen(stop.clone())?;
+    let outcome = run.execute(&events, stop).await?;
+    Ok((plan, outcome))
+}
+
+/// Tells how a run ended that did not fail.
+async fn tell(context: &Context, args: &Args, plan: &PipelinePlan, outcome: &RunOutcome) -> Result<u8, Failure> {
+    let result = result(outcome);
     if let Some(file) = &args.result_file {
         write_result(context, file, &result).await?;
     }
-    let to_stdout = args.events.as_ref().is_none_or(|file| file.as_os_str() != "-");
-    let text = match args.output {
-        OutputFormat::Json => format!("{result}\n"),
-        OutputFormat::Text => summary(&plan, &outcome),
-    };
-    if to_stdout || args.output == OutputFormat::Json {
-        output::print(&text)?
-    } else {
-        output::hint(text.trim_end())
+    let events_on_stdout = args.events.as_ref().is_some_and(|file| file.as_os_str() == "-");
+    match args.output {
+        OutputFormat::Json => output::print(&format!("{result}\n"))?,
+        // Stdout is then for events alone.
+        OutputFormat::Text if events_on_stdout => output::hint(summary(plan, outcome).trim_end()),
+        OutputFormat::Text => output::print(&summary(plan, outcome))?,
     }
     Ok(if outcome.status == Outcome::Skipped { Remedy::NothingToDo.exit_code() } else { 0 })
 }
@@ -125,10 +157,8 @@ fn listeners(context: &Context, args: &Args) -> Result<Vec<Listener>, Failure> {
     match &args.events {
         Some(file) if file.as_os_str() == "-" => listeners.push(telemetry::json_lines(io::stdout())),
         Some(file) => {
-            let sink = File::create(file).map_err(|error| {
-                Failure::io(format!("{}: events cannot be written", file.display()), error)
-                    .with_remedy(Remedy::FixTarget)
-            })?;
+            let what = format!("{}: events cannot be written", file.display());
+            let sink = telemetry::open_event_file(file).map_err(|error| Failure::target(what, &error))?;
             listeners.push(telemetry::json_lines(sink));
         }
         None => {}
@@ -141,17 +171,13 @@ fn listeners(context: &Context, args: &Args) -> Result<Vec<Listener>, Failure> {
 
 /// SIGTERM and SIGINT ask the run to stop; a second one, or too long a stop, ends the process.
 struct Signals {
-    stop: Arc<AtomicBool>,
-    code: Arc<AtomicU8>,
     listener: tokio::task::JoinHandle<()>,
 }
 
 impl Signals {
-    fn listen() -> Result<Self, Failure> {
+    fn listen(stop: Stop) -> Result<Self, Failure> {
         let mut terminate = signal(SignalKind::terminate()).map_err(Failure::bug)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::bug)?;
-        let (stop, code) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU8::new(143)));
-        let (set_stop, set_code) = (Arc::clone(&stop), Arc::clone(&code));
         let listener = tokio::spawn(async move {
             let mut received = async || {
                 tokio::select! {
@@ -160,18 +186,13 @@ impl Signals {
                 }
             };
             let first = received().await;
-            set_code.store(first, Ordering::Relaxed);
-            set_stop.store(true, Ordering::Relaxed);
+            stop.request(first);
             output::hint("stopping after a checkpoint; a second signal stops at once");
             let last = tokio::time::timeout(limits::SHUTDOWN, received()).await;
             // Either the user insists or the checkpoint takes too long: the last one is whole.
             std::process::exit(i32::from(last.unwrap_or(first)));
         });
-        Ok(Self { stop, code, listener })
-    }
-
-    fn exit_code(&self) -> u8 {
-        self.code.load(Ordering::Relaxed)
+        Ok(Self { listener })
     }
 }
 
@@ -179,6 +200,20 @@ impl Drop for Signals {
     fn drop(&mut self) {
         self.listener.abort();
     }
+}
+
+/// What a scheduler gets to know of a failure; `run_id` is null where the run had no name yet.
+fn failed(failure: &Failure, exit_code: u8, run_id: Option<&RunId>) -> Value {
+    let remedy = failure.remedy();
+    json!({
+        "run_id": run_id,
+        "status": if remedy == Remedy::Interrupted { "interrupted" } else { "failed" },
+        "error": {
+            "message": failure.causes().join(": "),
+            "exit_code": exit_code,
+            "retryable": remedy.retryable(),
+        },
+    })
 }
 
 /// What a scheduler gets to know.
@@ -205,9 +240,8 @@ fn result(outcome: &RunOutcome) -> Value {
     })
 }
 
-async fn write_result(context: &Context, file: &std::path::Path, result: &Value) -> Result<(), Failure> {
-    let folder = super::pipeline_args::working_folder()?;
-    let location = Location::parse(&file.display().to_string(), &folder)?;
+async fn write_result(context: &Context, file: &Path, result: &Value) -> Result<(), Failure> {
+    let location = Location::parse(&file.display().to_string(), &working_folder()?)?;
     Ok(context.storage.replace(&location, result.to_string().into()).await?)
 }
 
@@ -226,16 +260,17 @@ fn summary(plan: &PipelinePlan, outcome: &RunOutcome) -> String {
     }
     for model in &record.models {
         if let (Some(first), Some(last)) = (model.epochs.first(), model.epochs.last()) {
-            let epochs = model.epochs.len();
+            let epochs = output::count(model.epochs.len(), "epoch");
             let held_out = last.held_out_loss.map(|loss| format!(", held out {loss:.6}")).unwrap_or_default();
             lines.push(format!(
-                "model {}: {} parameters, loss {:.6} to {:.6}{held_out} in {epochs} epochs",
+                "model {}: {} parameters, loss {:.6} to {:.6}{held_out} in {epochs}",
                 model.name, model.parameters, first.loss, last.loss
             ));
         }
     }
     if let Some(speed) = record.metrics.get("train_rows_per_s").filter(|_| outcome.status == Outcome::Succeeded) {
-        lines.push(format!("trained at {speed:.0} rows/s on {} executors", record.executors));
+        let executors = output::count(record.executors as usize, "executor");
+        lines.push(format!("trained at {speed:.0} rows/s on {executors}"));
     }
     for table in &record.embeddings {
         lines.push(format!("{}: {} rows, version {}, at {}", table.table, table.rows, table.version, table.location));

@@ -89,9 +89,7 @@ pub(super) async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
         (None, None) => io::read_to_string(io::stdin()).map_err(|error| Failure::io("stdin", error))?,
     };
     let mut sink: Box<dyn Write + Send> = match &args.out {
-        Some(file) => Box::new(
-            File::create(file).map_err(|error| Failure::io(file.display(), error).with_remedy(Remedy::FixTarget))?,
-        ),
+        Some(file) => Box::new(File::create(file).map_err(|error| Failure::target(file.display(), &error))?),
         None if args.format == RowFormat::Parquet => return Err(Failure::usage("--format parquet needs --out FILE")),
         None => Box::new(io::stdout()),
     };
@@ -123,45 +121,50 @@ pub(super) async fn answer(
     sink: &mut (dyn Write + Send),
 ) -> Result<(), Failure> {
     let rows = query::run(session, statement).await?;
-    match write_rows(rows, format, sink).await {
-        Err(WriteError::Io(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        Err(WriteError::Io(error)) => Err(Failure::io("output", error)),
-        Err(WriteError::Query(error)) => Err(QueryError::of(error).into()),
-        Ok(()) => Ok(()),
+    let mut sink = Sink { inner: sink, failed: None };
+    let written = write_rows(rows, format, &mut sink).await;
+    match sink.failed {
+        // A reader that closed the pipe has seen enough.
+        Some(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Some(error) => Err(Failure::target("output", &error)),
+        None => written.map_err(|error| QueryError::of(error).into()),
     }
 }
 
-enum WriteError {
-    Io(io::Error),
-    Query(DataFusionError),
+/// Remembers why it could not be written; the formats' own errors are text by then.
+struct Sink<'a> {
+    inner: &'a mut (dyn Write + Send),
+    failed: Option<io::Error>,
 }
 
-impl From<io::Error> for WriteError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
+impl Sink<'_> {
+    fn noted<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        result.map_err(|error| {
+            let kind = error.kind();
+            // An interrupted write is tried again.
+            self.failed = (kind != io::ErrorKind::Interrupted).then_some(error);
+            kind.into()
+        })
     }
 }
 
-impl From<DataFusionError> for WriteError {
-    fn from(error: DataFusionError) -> Self {
-        Self::Query(error)
+impl Write for Sink<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.inner.write(bytes);
+        self.noted(written)
     }
-}
 
-impl From<ArrowError> for WriteError {
-    fn from(error: ArrowError) -> Self {
-        match error {
-            ArrowError::IoError(_, error) => Self::Io(error),
-            error => Self::Query(error.into()),
-        }
+    fn flush(&mut self) -> io::Result<()> {
+        let flushed = self.inner.flush();
+        self.noted(flushed)
     }
 }
 
 async fn write_rows(
     mut rows: SendableRecordBatchStream,
     format: RowFormat,
-    sink: &mut (dyn Write + Send),
-) -> Result<(), WriteError> {
+    sink: &mut Sink<'_>,
+) -> Result<(), DataFusionError> {
     let schema = rows.schema();
     match format {
         RowFormat::Table => {
@@ -195,18 +198,14 @@ async fn write_rows(
             writer.finish()?;
         }
         RowFormat::Parquet => {
-            let mut writer = parquet::arrow::ArrowWriter::try_new(&mut *sink, schema, None).map_err(parquet_error)?;
+            let mut writer = parquet::arrow::ArrowWriter::try_new(&mut *sink, schema, None)?;
             while let Some(batch) = rows.next().await {
-                writer.write(&batch?).map_err(parquet_error)?;
+                writer.write(&batch?)?;
             }
-            writer.close().map_err(parquet_error)?;
+            writer.close()?;
         }
     }
     Ok(sink.flush()?)
-}
-
-fn parquet_error(error: parquet::errors::ParquetError) -> WriteError {
-    WriteError::Query(error.into())
 }
 
 /// CSV has no lists: nested columns become text.

@@ -6,7 +6,6 @@ use super::{
     Context, Failure, output,
     pipeline_args::{ParamArgs, working_folder},
 };
-use crate::remedy::Remedy;
 
 /// Arguments of `validate`.
 #[derive(Debug, clap::Args)]
@@ -26,14 +25,11 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<u8, Failure> {
         match args.params.plan(file) {
             Ok(plan) => {
                 let (models, tables) = (plan.models.len(), plan.embeddings.len());
-                let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
-                let (models, tables) = (count(models, "model"), count(tables, "embedding table"));
+                let (models, tables) = (output::count(models, "model"), output::count(tables, "embedding table"));
                 output::print(&format!("{}: fine ({models}, {tables})\n", file.display()))?;
             }
-            Err(failure) => {
-                failure.report(context.color);
-                code = Remedy::FixFile.exit_code();
-            }
+            // A wrong file (78) outweighs a wrong command line (64).
+            Err(failure) => code = code.max(failure.report(context.color)),
         }
     }
     Ok(code)

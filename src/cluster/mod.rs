@@ -16,7 +16,9 @@ mod explain;
 mod fleet;
 mod run;
 mod stages;
+mod stop;
 
 pub use error::RunError;
 pub use explain::{Explanation, explain};
 pub use run::{EmptyInput, Outcome, Run, RunOptions, RunOutcome};
+pub use stop::Stop;

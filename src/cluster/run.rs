@@ -13,7 +13,7 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
-use super::{RunError, stages::Stages};
+use super::{RunError, Stop, stages::Stages};
 use crate::{
     data::{self, Snapshot},
     embed,
@@ -128,9 +128,9 @@ impl<'a> Run<'a> {
         &self.run_id
     }
 
-    /// Does what is left to do. Once `stop` is set it makes a checkpoint and fails with
+    /// Does what is left to do. Once a stop is requested it makes a checkpoint and fails with
     /// `Interrupted`.
-    pub async fn execute(self, events: &Events, stop: Arc<AtomicBool>) -> Result<RunOutcome, RunError> {
+    pub async fn execute(self, events: &Events, stop: &Stop) -> Result<RunOutcome, RunError> {
         let Self { storage, plan, options, run_id, found } = self;
         match found {
             Found::Finished(record) => Ok(unchanged(*record, events, Instant::now())),
@@ -172,7 +172,7 @@ struct Opened<'a> {
 }
 
 impl Opened<'_> {
-    async fn execute(self, events: &Events, stop: Arc<AtomicBool>) -> Result<RunOutcome, RunError> {
+    async fn execute(self, events: &Events, stop: &Stop) -> Result<RunOutcome, RunError> {
         let started = Instant::now();
         let store = &self.plan.store;
         self.storage.check_writable(store).await?;
@@ -200,7 +200,7 @@ impl Opened<'_> {
         folder: &Location,
         lease: &Arc<Lease>,
         events: &Events,
-        stop: Arc<AtomicBool>,
+        stop: &Stop,
         started: Instant,
     ) -> Result<RunOutcome, RunError> {
         let mut record = self.begin(known, lease.attempt(), folder).await?;
@@ -212,8 +212,9 @@ impl Opened<'_> {
             device: record.device.clone(),
         });
         let heartbeat = tokio::spawn(heartbeat(events.clone(), started));
-        let result = self.work(folder, lease, &mut record, events, stop).await;
+        let result = self.work(folder, lease, &mut record, events, Arc::clone(stop.requested())).await;
         heartbeat.abort();
+        record.error = result.as_ref().err().map(|error| error_record(error, stop));
         self.end(folder, lease, record, result, events, started).await
     }
 
@@ -366,7 +367,6 @@ impl Opened<'_> {
         if let Some(peak) = telemetry::peak_memory_bytes() {
             record.metrics.insert("peak_memory_bytes".to_owned(), peak as f64);
         }
-        record.error = result.as_ref().err().map(error_record);
         // A fenced attempt no longer owns the record.
         let written = match lease.check().await {
             Ok(()) => runs::write_run(self.storage, &self.plan.store, &record).await,
@@ -405,7 +405,7 @@ fn derived_run_id(plan: &PipelinePlan, snapshot: &Snapshot) -> Result<RunId, Run
 }
 
 /// The whole chain in one line, as a scheduler shows it.
-fn error_record(error: &RunError) -> ErrorRecord {
+fn error_record(error: &RunError, stop: &Stop) -> ErrorRecord {
     let mut message = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -416,7 +416,7 @@ fn error_record(error: &RunError) -> ErrorRecord {
         cause = error.source();
     }
     let remedy = error.remedy();
-    ErrorRecord { message, exit_code: remedy.exit_code(), retryable: remedy.retryable() }
+    ErrorRecord { message, exit_code: stop.exit_code(remedy), retryable: remedy.retryable() }
 }
 
 async fn heartbeat(events: Events, started: Instant) {

@@ -18,8 +18,17 @@ pub struct Fault {
     pub span: Range<usize>,
     /// The way out, if there is one to name.
     pub help: Option<String>,
-    /// The file that `span` points into, where it is not the pipeline file: a SQL file.
-    pub elsewhere: Option<Arc<SqlFile>>,
+    /// What is at fault, where it is not the pipeline file.
+    pub elsewhere: Option<Elsewhere>,
+}
+
+/// What may be at fault besides the pipeline file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Elsewhere {
+    /// The SQL file that `span` points into.
+    Sql(Arc<SqlFile>),
+    /// A `--param`; `span` is empty.
+    CommandLine,
 }
 
 /// A SQL file that a pipeline file names.
@@ -54,20 +63,29 @@ impl Faults {
         let count = self.faults.len();
         let plural = if count == 1 { "" } else { "s" };
         let rest = if count > limits::FAULTS_SHOWN { ", the first of them shown" } else { "" };
-        out + &format!("{count} fault{plural} in {}{rest}", self.file)
+        let place = if self.on_command_line() { "the command line for " } else { "" };
+        out + &format!("{count} fault{plural} in {place}{}{rest}", self.file)
+    }
+
+    /// Whether the file is fine and only what the command line sets is not.
+    fn on_command_line(&self) -> bool {
+        self.faults.iter().all(|fault| fault.elsewhere == Some(Elsewhere::CommandLine))
     }
 
     fn excerpt(&self, fault: &Fault, renderer: &Renderer) -> String {
-        let (path, text) = match &fault.elsewhere {
-            Some(file) => (file.path.as_str(), file.text.as_str()),
-            None => (self.file.as_str(), &*self.text),
-        };
-        let span = within(text, &fault.span);
         let title = Level::ERROR.primary_title(printable(&fault.message));
-        let group: Group<'_> = if span.is_empty() && fault.span.is_empty() && span.start == 0 {
-            title.element(Origin::path(path))
-        } else {
-            title.element(Snippet::source(text).path(path).annotation(AnnotationKind::Primary.span(span)))
+        let place = match &fault.elsewhere {
+            Some(Elsewhere::Sql(file)) => Some((file.path.as_str(), file.text.as_str())),
+            Some(Elsewhere::CommandLine) => None,
+            None => Some((self.file.as_str(), &*self.text)),
+        };
+        let group: Group<'_> = match place {
+            None => Group::with_title(title),
+            Some((path, _)) if fault.span == (0..0) => title.element(Origin::path(path)),
+            Some((path, text)) => {
+                let mark = AnnotationKind::Primary.span(within(text, &fault.span));
+                title.element(Snippet::source(text).path(path).annotation(mark))
+            }
         };
         let group = match &fault.help {
             Some(help) => group.element(Level::HELP.message(printable(help))),
@@ -87,7 +105,7 @@ impl std::error::Error for Faults {}
 
 impl Remedied for Faults {
     fn remedy(&self) -> Remedy {
-        Remedy::FixFile
+        if self.on_command_line() { Remedy::FixCommand } else { Remedy::FixFile }
     }
 }
 

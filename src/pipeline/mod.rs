@@ -19,7 +19,7 @@ pub mod spec;
 mod sql;
 
 pub use document::Origin;
-pub use faults::{Fault, Faults, SqlFile, did_you_mean};
+pub use faults::{Elsewhere, Fault, Faults, SqlFile, did_you_mean};
 pub use plan::{
     EmbeddingPlan, FeaturePlan, ModelPlan, NetPlan, Optimizer, PartitionPlan, PipelinePlan, RunPlan, SourcePlan,
     TrainPlan, TransformPlan,

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{
     document::{Content, Node, Origin},
-    faults::{Fault, did_you_mean},
+    faults::{Elsewhere, Fault, did_you_mean},
     spec::ParamType,
 };
 
@@ -40,9 +40,9 @@ impl Params {
             let given = overrides.iter().rev().find(|(name, _)| *name == entry.key);
             let param = match (kind(&entry.value), given) {
                 (None, _) => Ok(None),
-                (Some(kind), Some((name, text))) => parse(kind, text, working_dir)
-                    .map(Some)
-                    .map_err(|message| fault(format!("--param {name}: {message}"), None)),
+                (Some(kind), Some((name, text))) => {
+                    parse(kind, text, working_dir).map(Some).map_err(|message| on_command_line(name, &message, None))
+                }
                 (Some(kind), None) => default(origin, &entry.key, &entry.value, kind, folder).map(Some),
             };
             params.insert(
@@ -55,7 +55,7 @@ impl Params {
         }
         for (name, _) in overrides.iter().filter(|(name, _)| !params.contains_key(name)) {
             let help = did_you_mean(name, params.keys().map(String::as_str));
-            faults.push(fault(format!("--param {name}: the file has no such parameter"), help));
+            faults.push(on_command_line(name, "the file has no such parameter", help));
         }
         Self(params)
     }
@@ -273,6 +273,10 @@ pub(super) fn core_schema(text: &str) -> Value {
 
 fn fault(message: String, help: Option<String>) -> Fault {
     Fault { message, span: 0..0, help, elsewhere: None }
+}
+
+fn on_command_line(name: &str, message: &str, help: Option<String>) -> Fault {
+    Fault { elsewhere: Some(Elsewhere::CommandLine), ..fault(format!("--param {name}: {message}"), help) }
 }
 
 /// The declared type, if the declaration has one that exists.

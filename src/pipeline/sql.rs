@@ -56,7 +56,7 @@ pub(super) fn tables(sql: &str) -> Result<Vec<TableUse>, SqlFault> {
     if let ControlFlow::Break(location) = inner.visit(&mut reader) {
         return Err(only_reads(location.map_or(everything, |location| token(sql, location))));
     }
-    let (read, _) = resolve_table_references(&statement, true).map_err(|error| syntax(sql, &error))?;
+    let (read, _) = resolve_table_references(&statement, false).map_err(|error| syntax(sql, &error))?;
     let mut uses: Vec<TableUse> = Vec::new();
     for (name, location) in reader.relations {
         let range = token(sql, location);
@@ -297,7 +297,7 @@ mod tests {
     fn tables_in_order() {
         for (sql, expected) in [
             ("SELECT 1", &[][..]),
-            ("SELECT * FROM b, A, \"C d\", b", &["b", "a", "C d"]),
+            ("SELECT * FROM b, A, \"C d\", b", &["b", "A", "C d"]),
             ("WITH x AS (SELECT * FROM y) SELECT * FROM x WHERE z IN (SELECT z FROM w)", &["y", "w"]),
             ("WITH t AS (SELECT * FROM t) SELECT * FROM t", &["t"]),
             ("SELECT * FROM a UNION ALL SELECT * FROM b;", &["a", "b"]),

@@ -51,7 +51,8 @@ fn late() -> object_store::Error {
     object_store::Error::Generic { store: "deadline", source: Elapsed(limits::STORAGE_CALL).into() }
 }
 
-/// Waits for each item of a stream, but not for ever.
+/// Waits for each item of a stream, but not for ever. The stream may be polled after its end,
+/// as readers of empty objects do.
 fn items_in_time<T: Send + 'static>(stream: BoxStream<'static, Result<T>>) -> BoxStream<'static, Result<T>> {
     futures::stream::unfold(Some(stream), |stream| async {
         let mut stream = stream?;
@@ -60,6 +61,7 @@ fn items_in_time<T: Send + 'static>(stream: BoxStream<'static, Result<T>>) -> Bo
             Err(_) => Some((Err(late()), None)),
         }
     })
+    .fuse()
     .boxed()
 }
 
@@ -130,5 +132,32 @@ impl MultipartUpload for BoundedUpload {
 
     async fn abort(&mut self) -> Result<()> {
         in_time(self.0.abort()).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::{ObjectStoreExt, memory::InMemory};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn streams_may_be_polled_after_their_end() {
+        for items in [vec![], vec![1], vec![1, 2]] {
+            let mut stream = items_in_time(futures::stream::iter(items.clone()).map(Ok).boxed());
+            for item in items {
+                assert_eq!(stream.next().await.unwrap().unwrap(), item);
+            }
+            assert!(stream.next().await.is_none());
+            assert!(stream.next().await.is_none());
+        }
+    }
+
+    #[tokio::test]
+    async fn an_empty_object_is_read() {
+        let store = Bounded::new(Arc::new(InMemory::new()));
+        let path = Path::from("empty");
+        store.put(&path, PutPayload::new()).await.unwrap();
+        assert_eq!(store.get(&path).await.unwrap().bytes().await.unwrap(), "");
     }
 }

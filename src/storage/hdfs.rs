@@ -27,9 +27,10 @@ use tokio::{
 use super::{Location, StorageError};
 use crate::{config::SiteConfig, limits};
 
-/// Attempts at another NameNode or the same one again, where hdfs-site.xml says nothing: the
-/// client's own default waits three minutes for a NameNode that is down.
-const FAILOVER: (&str, &str) = ("dfs.client.failover.max.attempts", "2");
+/// Settings where hdfs-site.xml says nothing. The client's own defaults wait three minutes for
+/// a NameNode that is down, and longer for a DataNode that is frozen than `limits::STORAGE_CALL`
+/// leaves time to read from another.
+const DEFAULTS: [(&str, &str); 2] = [("dfs.client.failover.max.attempts", "2"), ("dfs.client.socket-timeout", "10000")];
 
 /// One HDFS.
 #[derive(Clone, Debug)]
@@ -43,30 +44,21 @@ impl HdfsStore {
     /// none. Nothing is sent yet.
     pub fn connect(location: &Location, config: &SiteConfig) -> std::result::Result<Self, StorageError> {
         let url = format!("{}/", location.root());
-        let mut builder = ClientBuilder::new().with_url(&url);
         let site = config.hadoop_conf_dir.as_ref().map(|folder| folder.join("hdfs-site.xml"));
         let settings = site.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
-        if !settings.contains(FAILOVER.0) {
-            builder = builder.with_config([FAILOVER]);
-        }
+        let defaults = DEFAULTS.into_iter().filter(|(key, _)| !settings.contains(key));
+        let mut builder = ClientBuilder::new().with_url(&url).with_config(defaults);
         if let Some(folder) = &config.hadoop_conf_dir {
             builder = builder.with_config_dir(folder.display().to_string());
         }
         if let Some(user) = &config.hadoop_user {
             builder = builder.with_user(user);
         }
-        match builder.build() {
-            Ok(client) => Ok(Self { client, url }),
-            Err(error) if location.authority().is_empty() => {
-                let folder = config.hadoop_conf_dir.as_ref().map_or_else(
-                    || "HADOOP_CONF_DIR is not set".to_owned(),
-                    |folder| format!("key fs.defaultFS in {}", folder.join("core-site.xml").display()),
-                );
-                let reason = format!("the URL names no NameNode and the default is unknown ({folder}): {error}");
-                Err(StorageError::Unsupported { location: location.clone(), reason })
-            }
-            Err(error) => Err(StorageError::new(location, error)),
-        }
+        // Nothing is sent here: what fails is the configuration.
+        builder.build().map(|client| Self { client, url }).map_err(|error| {
+            let reason = unusable(location, config, &error);
+            StorageError::Unsupported { location: location.clone(), reason }
+        })
     }
 
     /// Renames a folder, parents of the target included; fails if the target is there.
@@ -343,6 +335,28 @@ fn stream_range(reader: &FileReader, path: &Path, range: &Range<u64>) -> Result<
     let path = path.clone();
     let stream = reader.read_range_stream(range.start as usize, (range.end - range.start) as usize);
     Ok(stream.map_err(move |error| failed(&path, error)).boxed())
+}
+
+/// What to mend where no client can be made: the file and the key, or the URL.
+fn unusable(location: &Location, config: &SiteConfig, error: &HdfsError) -> String {
+    let file = |name: &str| match &config.hadoop_conf_dir {
+        Some(folder) => folder.join(name).display().to_string(),
+        None => format!("{name} (HADOOP_CONF_DIR is not set)"),
+    };
+    match error {
+        HdfsError::InvalidArgument(_) if location.authority().is_empty() => {
+            format!(
+                "the URL names no NameNode, and key fs.defaultFS in {} does not either: {error}",
+                file("core-site.xml")
+            )
+        }
+        HdfsError::InvalidArgument(_) if location.scheme() == "hdfs" && !location.authority().contains(':') => format!(
+            "{name} is no name service of {}; give the NameNode's port: hdfs://{name}:8020: {error}",
+            file("hdfs-site.xml"),
+            name = location.authority(),
+        ),
+        error => format!("{} or {} cannot be used: {error}", file("core-site.xml"), file("hdfs-site.xml")),
+    }
 }
 
 /// `a/b` as `/a/b`.

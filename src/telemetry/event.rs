@@ -11,41 +11,119 @@ use crate::ids::RunId;
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     /// A run starts, or goes on after a stop (`resumed`).
-    RunStarted { pipeline: String, attempt: u32, resumed: bool, executors: u32, device: String },
-    /// A stage starts. `kind` is `prepare`, `fit`, `train`, `embed` or `commit`; `name` the
-    /// table or model it works on; `total` what it will count up to, in `unit`s.
-    StageStarted { kind: String, name: String, total: Option<u64>, unit: String },
-    /// How far the running stage is, in its unit. At most a few times per second.
-    Progress { kind: String, name: String, done: u64 },
+    RunStarted {
+        /// The pipeline's name.
+        pipeline: String,
+        /// From 1.
+        attempt: u32,
+        /// Whether an earlier attempt began it.
+        resumed: bool,
+        /// How many share the work.
+        executors: u32,
+        /// `cpu`, `wgpu` or `cuda`.
+        device: String,
+    },
+    /// A stage starts.
+    StageStarted {
+        /// `prepare`, `fit`, `train`, `embed` or `commit`.
+        kind: String,
+        /// The table or model that it works on.
+        name: String,
+        /// What it will count up to, where that is known.
+        total: Option<u64>,
+        /// What it counts.
+        unit: String,
+    },
+    /// How far the running stage is. At most a few times per second.
+    Progress {
+        /// The stage's kind.
+        kind: String,
+        /// The stage's table or model.
+        name: String,
+        /// In the stage's unit.
+        done: u64,
+    },
     /// An epoch ended. Losses are means over rows and features.
     Epoch {
+        /// The model.
         model: String,
         /// From 1.
         epoch: u32,
+        /// Epochs of the training in all.
         epochs: u32,
+        /// Of the rows trained on.
         loss: f64,
+        /// Of the rows held out, if there are any.
         held_out_loss: Option<f64>,
+        /// Step size at the epoch's end.
         learning_rate: f64,
+        /// Rows trained on.
         rows: u64,
+        /// Those rows over the epoch's time.
         rows_per_s: f64,
     },
     /// A checkpoint is on storage.
-    Checkpoint { model: String, epoch: u32, step: u64 },
+    Checkpoint {
+        /// The model.
+        model: String,
+        /// The epoch to go on with.
+        epoch: u32,
+        /// The step to go on with.
+        step: u64,
+    },
     /// A stage ended.
-    StageFinished { kind: String, name: String, elapsed_s: f64 },
+    StageFinished {
+        /// The stage's kind.
+        kind: String,
+        /// The stage's table or model.
+        name: String,
+        /// Seconds.
+        elapsed_s: f64,
+    },
     /// The rows of one model or embedding, all accounted for.
     Ledger(Ledger),
     /// A version of an embedding table was published.
-    Committed { table: String, version: u64, rows: u64, location: String, fingerprint: String },
+    Committed {
+        /// The table.
+        table: String,
+        /// Its version.
+        version: u64,
+        /// Its rows.
+        rows: u64,
+        /// The version's folder.
+        location: String,
+        /// The model's fingerprint.
+        fingerprint: String,
+    },
     /// The run is alive.
-    Heartbeat { elapsed_s: f64, peak_memory_bytes: Option<u64> },
+    Heartbeat {
+        /// Seconds since the attempt started.
+        elapsed_s: f64,
+        /// The most memory held so far, where the system tells.
+        peak_memory_bytes: Option<u64>,
+    },
     /// Something worth knowing that does not stop the run.
-    Warning { message: String },
+    Warning {
+        /// What.
+        message: String,
+    },
     /// The run fails.
-    Error { message: String, exit_code: u8, retryable: bool },
-    /// The last event: `succeeded`, `unchanged` (it was finished before), `skipped`,
-    /// `interrupted` or `failed`.
-    RunFinished { status: String, elapsed_s: f64 },
+    Error {
+        /// Why, causes included.
+        message: String,
+        /// The process will exit with this.
+        exit_code: u8,
+        /// Whether the same command may succeed later.
+        retryable: bool,
+    },
+    /// The last event of an attempt.
+    RunFinished {
+        /// `succeeded`, `unchanged` (it was finished before), `skipped`, `interrupted` or
+        /// `failed`.
+        status: String,
+        /// Seconds since the attempt started.
+        elapsed_s: f64,
+    },
 }
 
 /// Where the rows of one model or one embedding table went; it balances when

@@ -6,7 +6,7 @@ mod json_lines;
 mod progress;
 
 pub use event::{Event, Events, Ledger, Listener};
-pub use json_lines::json_lines;
+pub use json_lines::{json_lines, open_event_file};
 pub use progress::{bars, lines};
 
 /// The most memory this process has held so far (resident set), bytes; `None` where the

@@ -102,13 +102,13 @@ fn hidden_and_temporary_files_are_not_data() {
 #[test]
 fn an_unusable_type() {
     let strings = |data: &Path| one_column(data, "f0", Arc::new(StringArray::from(vec!["a", "b"])));
-    check(strings, FEATURES, 78, &["f0", "pipeline.yaml:8"]);
+    check(strings, FEATURES, 78, &["f0", "pipeline.yaml:9"]);
 }
 
 #[test]
 fn an_unknown_column() {
     let prepare = |data: &Path| write_features(&data.join("a.parquet"), 10, wave);
-    check(prepare, "[{ column: f00 }]", 78, &["f00", "did you mean", "f0", "pipeline.yaml:8"]);
+    check(prepare, "[{ column: f00 }]", 78, &["f00", "did you mean", "f0", "pipeline.yaml:9"]);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn nulls_nans_and_infinities() {
 
 #[test]
 fn nulls_that_are_provided_for() {
-    for missing in ["mean", "median", "reject", "{ constant: 0.5 }"] {
+    for (missing, indicator) in [("mean", true), ("median", true), ("reject", false), ("{ constant: 0.5 }", true)] {
         let prepare = |data: &Path| {
             write_features(
                 &data.join("a.parquet"),
@@ -137,7 +137,8 @@ fn nulls_that_are_provided_for() {
                 |row, feature| if row == 7 { None } else { wave(row, feature) },
             );
         };
-        let features = format!("[{{ columns: [\"f*\"], missing: {missing}, indicator: true, scale: standard }}]");
+        let features =
+            format!("[{{ columns: [\"f*\"], missing: {missing}, indicator: {indicator}, scale: standard }}]");
         check(prepare, &features, 0, &[]);
     }
 }

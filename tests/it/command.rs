@@ -49,7 +49,9 @@ impl From<Output> for Answer {
 pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_emberflow"));
     command.args(args).stdin(Stdio::null());
-    for name in ["EMBERFLOW_DB", "EMBERFLOW_CONF", "EMBERFLOW_LOG", "HADOOP_CONF_DIR", "HADOOP_HOME", "NO_COLOR"] {
+    let own = ["EMBERFLOW_DB", "EMBERFLOW_CONF", "EMBERFLOW_LOG"];
+    let others = ["HADOOP_CONF_DIR", "HADOOP_HOME", "HADOOP_USER_NAME", "NO_COLOR", "COLUMNS"];
+    for name in own.iter().chain(&others) {
         command.env_remove(name);
     }
     command

@@ -96,6 +96,10 @@ async fn failing_nodes() {
     assert_eq!(storage.read(&file).await.unwrap(), content);
     cluster.tell("admin -safemode leave");
 
+    cluster.tell("pause datanode 0");
+    assert_eq!(storage.read(&file).await.unwrap(), content, "a frozen DataNode is given up for the other");
+    cluster.tell("resume datanode 0");
+
     cluster.tell("kill datanode 0");
     assert_eq!(storage.read(&file).await.unwrap(), content, "the other replica is read");
 

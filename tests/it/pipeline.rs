@@ -2,7 +2,7 @@
 
 use std::{fmt::Write, path::Path};
 
-use emberflow::pipeline::{Fault, Faults, PipelinePlan, json_schema, spec::Keep};
+use emberflow::pipeline::{Elsewhere, Fault, Faults, PipelinePlan, json_schema, spec::Keep};
 use proptest::prelude::*;
 use saphyr::LoadableYamlNode;
 use serde_json::Value;
@@ -51,11 +51,14 @@ fn read(text: impl AsRef<[u8]>, params: &[(&str, &str)]) -> Result<PipelinePlan,
 /// One line per fault: place, what is marked, message, help.
 fn brief(faults: &Faults) -> String {
     let line = |fault: &Fault| {
-        let text = fault.elsewhere.as_ref().map_or(&*faults.text, |file| &file.text);
+        let (file, text) = match &fault.elsewhere {
+            Some(Elsewhere::Sql(file)) => (format!("{}:", file.path), file.text.as_str()),
+            Some(Elsewhere::CommandLine) => ("command line:".to_owned(), ""),
+            None => (String::new(), &*faults.text),
+        };
         let before = &text[..fault.span.start];
         let (line, column) =
             (before.matches('\n').count() + 1, before.chars().rev().take_while(|c| *c != '\n').count() + 1);
-        let file = fault.elsewhere.as_ref().map_or(String::new(), |file| format!("{}:", file.path));
         let mut out = format!("{file}{line}:{column} [{}] {}", &text[fault.span.clone()], fault.message);
         if let Some(help) = &fault.help {
             write!(out, " | {help}").unwrap();
@@ -342,8 +345,8 @@ fn parameters() {
     let faults = read(GOOD, &[("dss", "2026-01-01"), ("rows", "1.5")]).unwrap_err();
     assert_eq!(
         brief(&faults),
-        "1:1 [] --param rows: expected a whole number, found `1.5`\n\
-         1:1 [] --param dss: the file has no such parameter | did you mean `ds`?"
+        "command line:1:1 [] --param rows: expected a whole number, found `1.5`\n\
+         command line:1:1 [] --param dss: the file has no such parameter | did you mean `ds`?"
     );
 }
 
@@ -534,7 +537,11 @@ fn queries() {
                 "19:9 [digit] there is no source or transform `digit` | did you mean `digits`?",
             ),
             ("SELECT '${dss}' FROM digits", "15:15 [${dss}] there is no parameter `dss` | did you mean `ds`?"),
-            ("WITH d AS (SELECT 1 AS x) SELECT x FROM d, range(3), Digits", "no fault"),
+            ("WITH d AS (SELECT 1 AS x) SELECT x FROM d, range(3), digits", "no fault"),
+            (
+                "SELECT * FROM Digits",
+                "15:21 [Digits] there is no source or transform `Digits` | did you mean `digits`?",
+            ),
             (
                 "SELECT * FROM a.digits",
                 "15:21 [a] `a.digits` is no table of this file | sources and transforms have plain names",

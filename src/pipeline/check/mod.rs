@@ -11,7 +11,7 @@ use std::{
 use super::{
     decode::Mended,
     document::{Node, Origin},
-    faults::{Fault, SqlFile, did_you_mean},
+    faults::{Elsewhere, Fault, SqlFile, did_you_mean},
     params::{Expanded, Params},
     plan::{EmbeddingPlan, RunPlan, SourcePlan, TransformPlan},
     spec::{EmbeddingSpec, FileFormat, PipelineSpec, RunSpec, SourceSpec, TransformSpec},
@@ -233,7 +233,7 @@ impl Checker<'_> {
         match self.params.expand(&file.text) {
             Ok(expanded) => Some(Query { expanded: expanded?, file: Some(file) }),
             Err(faults) => {
-                let elsewhere = |fault| Fault { elsewhere: Some(Arc::clone(&file)), ..fault };
+                let elsewhere = |fault| Fault { elsewhere: Some(Elsewhere::Sql(Arc::clone(&file))), ..fault };
                 self.faults.extend(faults.into_iter().map(elsewhere));
                 None
             }
@@ -247,7 +247,7 @@ impl Checker<'_> {
             (None, Some(node)) => node.locate(self.origin.text(), source),
             _ => source,
         };
-        let elsewhere = query.file.clone();
+        let elsewhere = query.file.clone().map(Elsewhere::Sql);
         self.faults.push(Fault { message: fault.message, span, help: fault.help, elsewhere });
     }
 
