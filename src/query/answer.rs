@@ -8,7 +8,10 @@ use datafusion::{
         TableReference,
         tree_node::{TreeNode, TreeNodeRecursion},
     },
-    datasource::{physical_plan::FileScanConfig, source::DataSourceExec},
+    datasource::{
+        physical_plan::{FileGroup, FileScanConfig},
+        source::DataSourceExec,
+    },
     error::{DataFusionError, Result as QueryResult},
     execution::{SendableRecordBatchStream, context::SQLOptions},
     physical_plan::{ExecutionPlan, execute_stream, stream::RecordBatchStreamAdapter},
@@ -84,7 +87,7 @@ fn files(plan: &Arc<dyn ExecutionPlan>) -> QueryResult<Vec<VersionFile>> {
     plan.apply(|node| {
         let scan = node.downcast_ref::<DataSourceExec>();
         if let Some(config) = scan.and_then(|scan| scan.data_source().downcast_ref::<FileScanConfig>()) {
-            let parts = config.file_groups.iter().flat_map(|group| group.files());
+            let parts = config.file_groups.iter().flat_map(FileGroup::files);
             files.extend(parts.filter_map(|part| part.extension::<VersionFile>()).cloned());
         }
         Ok(TreeNodeRecursion::Continue)

@@ -24,13 +24,13 @@ pub enum QueryError {
     Storage(#[from] StorageError),
     /// Manifests cannot be read.
     #[error(transparent)]
-    Embed(#[from] EmbedError),
+    Embed(Box<EmbedError>),
     /// Run records cannot be read.
     #[error(transparent)]
     Runs(#[from] RunsError),
     /// Rows of a source cannot be read.
     #[error(transparent)]
-    Data(#[from] DataError),
+    Data(Box<DataError>),
     /// A source of an earlier run is gone or has changed its form.
     #[error("source {table} of pipeline {pipeline} cannot be read")]
     Source {
@@ -39,7 +39,7 @@ pub enum QueryError {
         /// Whose source it is.
         pipeline: String,
         /// Why.
-        source: DataError,
+        source: Box<DataError>,
     },
     /// The session cannot be set up.
     #[error("the query engine cannot be set up")]
@@ -226,7 +226,7 @@ fn own_cause(error: Box<dyn Error + Send + Sync>) -> Result<QueryError, Box<dyn 
         Err(error) => error,
     };
     let error = match error.downcast::<DataError>() {
-        Ok(own) => return Ok(QueryError::Data(*own)),
+        Ok(own) => return Ok(QueryError::Data(own)),
         Err(error) => error,
     };
     let error = match error.downcast::<StorageError>() {
@@ -239,6 +239,12 @@ fn own_cause(error: Box<dyn Error + Send + Sync>) -> Result<QueryError, Box<dyn 
             Ok(inner) => own(*inner).map_err(Into::into),
             Err(error) => Err(error),
         },
+    }
+}
+
+impl From<EmbedError> for QueryError {
+    fn from(error: EmbedError) -> Self {
+        Self::Embed(Box::new(error))
     }
 }
 

@@ -63,7 +63,7 @@ impl StoreSchema {
         data::open_source(&self.storage, source).await.map(Some).map_err(|error| QueryError::Source {
             table: name.to_owned(),
             pipeline: pipeline.clone(),
-            source: error,
+            source: Box::new(error),
         })
     }
 

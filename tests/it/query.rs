@@ -1,6 +1,5 @@
 //! Integration tests of `query`.
 
-#[path = "query/small_store.rs"]
 mod small_store;
 
 use std::{fs::File, path::Path};
