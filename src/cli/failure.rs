@@ -80,13 +80,12 @@ impl Failure {
 
     /// Tells it on stderr and gives its exit code.
     pub(super) fn report(&self, color: bool) -> u8 {
-        let mut text = match self.faults() {
+        let mut text = if let Some(faults) = self.faults() {
             // Each fault brings its own heading, excerpt and all.
-            Some(faults) => faults.render(color),
-            None => {
-                let heading = if color { "\u{1b}[1;31merror\u{1b}[0m" } else { "error" };
-                format!("{heading}: {}", self.causes().join("\n  caused by: "))
-            }
+            faults.render(color)
+        } else {
+            let heading = if color { "\u{1b}[1;31merror\u{1b}[0m" } else { "error" };
+            format!("{heading}: {}", self.causes().join("\n  caused by: "))
         };
         if self.remedy == Remedy::ReportBug {
             text.push_str("\nthis is a bug in emberflow; please report it");

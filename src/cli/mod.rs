@@ -122,7 +122,7 @@ fn dispatch(cli: Cli, color: bool) -> Result<u8, Failure> {
             Command::Init(args) => init::run(&args),
             Command::Validate(args) => validate::run(&context, &args),
             Command::Explain(args) => explain::run(&context, &args).await,
-            Command::Run(args) => run::run(&context, args).await,
+            Command::Run(args) => Box::pin(run::run(&context, args)).await,
             Command::Sql(args) => sql::run(&context, args).await,
             Command::Runs(args) => history::runs(&context, &args).await,
             Command::Status(args) => history::status(&context, &args).await,

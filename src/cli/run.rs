@@ -78,7 +78,7 @@ pub(super) async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
         return dry_run(context, &args).await;
     }
     let (stop, mut run_id) = (Stop::default(), args.run_id.clone());
-    match execute(context, &args, &stop, &mut run_id).await {
+    match Box::pin(execute(context, &args, &stop, &mut run_id)).await {
         Ok((plan, outcome)) => tell(context, &args, &plan, &outcome).await,
         Err(failure) => {
             failure.report(context.color);
@@ -132,7 +132,7 @@ async fn execute(
     *run_id = Some(run.id().clone());
     let events = Events::new(run.id().clone(), listeners(context, args)?);
     let _signals = Signals::listen(stop.clone())?;
-    let outcome = run.execute(&events, stop).await?;
+    let outcome = Box::pin(run.execute(&events, stop)).await?;
     Ok((plan, outcome))
 }
 

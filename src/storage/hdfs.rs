@@ -87,11 +87,14 @@ impl HdfsStore {
     }
 
     async fn write(&self, path: &str, payload: &PutPayload) -> std::result::Result<(), HdfsError> {
-        let mut file = self.client.create(path, WriteOptions::default().overwrite(true)).await?;
-        for chunk in payload {
-            file.write_bytes(chunk.clone()).await?;
-        }
-        file.close().await
+        let mut file = self.create(path).await?;
+        write_part(&mut file, payload).await?;
+        Box::pin(file.close()).await
+    }
+
+    // The client's futures are large, so they are boxed.
+    async fn create(&self, path: &str) -> std::result::Result<FileWriter, HdfsError> {
+        Box::pin(self.client.create(path, WriteOptions::default().overwrite(true))).await
     }
 
     /// Writes a hidden sibling of `path` and gives its name. A pipeline of DataNodes may hold
@@ -305,8 +308,7 @@ async fn write_parts(
     aside: String,
     mut queue: mpsc::UnboundedReceiver<(PutPayload, oneshot::Sender<Result<()>>)>,
 ) -> Result<()> {
-    let options = WriteOptions::default().overwrite(true);
-    let mut file = store.client.create(&aside, options).await.map_err(|error| failed(&path, error))?;
+    let mut file = store.create(&aside).await.map_err(|error| failed(&path, error))?;
     while let Some((payload, done)) = queue.recv().await {
         let written = write_part(&mut file, &payload).await.map_err(|error| failed(&path, error));
         let ok = written.is_ok();
@@ -316,12 +318,12 @@ async fn write_parts(
             return Err(unsupported("a part could not be written"));
         }
     }
-    file.close().await.map_err(|error| failed(&path, error))
+    Box::pin(file.close()).await.map_err(|error| failed(&path, error))
 }
 
 async fn write_part(file: &mut FileWriter, payload: &PutPayload) -> std::result::Result<(), HdfsError> {
     for chunk in payload {
-        file.write_bytes(chunk.clone()).await?;
+        Box::pin(file.write_bytes(chunk.clone())).await?;
     }
     Ok(())
 }

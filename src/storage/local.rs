@@ -48,6 +48,23 @@ pub(super) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     sync_folder(path)
 }
 
+/// Writes a file that only shows that it can be written. In place, so that it is never half
+/// hidden: others that start at the same time remove probes.
+pub(super) fn write_probe(path: &Path, content: &[u8]) -> io::Result<()> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    let written = File::create(path).and_then(|mut file| {
+        file.write_all(content)?;
+        file.sync_all()
+    });
+    if written.is_err() {
+        // The first error is the one to tell.
+        let _ = fs::remove_file(path);
+    }
+    written
+}
+
 /// Renames a folder whose files are on disk; fails if the target is there. (A rename onto an
 /// empty folder would succeed, so the target is looked for first.)
 pub(super) fn rename_folder(from: &Path, to: &Path) -> io::Result<()> {

@@ -33,6 +33,8 @@ pub struct FileEntry {
 /// Names of probes begin so.
 const PROBE: &str = "_probe";
 
+const PROBE_CONTENT: [u8; 4096] = [0; 4096];
+
 /// All stores that a run touches. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Storage {
@@ -222,7 +224,7 @@ impl Storage {
         let objects: Vec<ObjectMeta> = store.objects.list(Some(&source)).try_collect().await.map_err(failed)?;
         for object in objects {
             let below = object.location.prefix_match(&source).into_iter().flatten();
-            let target = below.fold(target.clone(), |path, part| path.join(part));
+            let target = below.fold(target.clone(), Path::join);
             store.objects.rename(&object.location, &target).await.map_err(failed)?;
         }
         Ok(())
@@ -255,7 +257,19 @@ impl Storage {
     /// is read-only, full or forbidden shows before the work is done.
     pub async fn check_writable(&self, folder: &Location) -> Result<(), StorageError> {
         let probe = folder.join(&format!("{PROBE}.{}.tmp", std::process::id()));
-        self.replace(&probe, Bytes::from_static(&[0; 4096])).await?;
+        if let Some(path) = probe.local_path() {
+            blocking(&probe, move || local::write_probe(&path, &PROBE_CONTENT)).await?;
+        } else {
+            let write = || self.replace(&probe, Bytes::from_static(&PROBE_CONTENT));
+            let mut written = write().await;
+            for _ in 1..limits::STORAGE_ATTEMPTS {
+                // Another start, tidying up, may have taken its hidden half for a leftover.
+                if matches!(written, Err(StorageError::NotFound(_))) {
+                    written = write().await;
+                }
+            }
+            written?;
+        }
         // With those of processes that were killed in between; one that lives has seen enough
         // once its probe is written.
         self.remove_children(folder, |name| name.trim_start_matches('.').starts_with(PROBE)).await
@@ -263,7 +277,7 @@ impl Storage {
 
     /// Removes what a killed process left unfinished in a folder that nobody else writes to.
     pub async fn remove_unfinished(&self, folder: &Location) -> Result<(), StorageError> {
-        self.remove_children(folder, |name| name.starts_with('.') && name.ends_with(".tmp")).await
+        self.remove_children(folder, |name| name.starts_with('.') && name.strip_suffix(".tmp").is_some()).await
     }
 
     async fn remove_children(&self, folder: &Location, doomed: impl Fn(&str) -> bool) -> Result<(), StorageError> {

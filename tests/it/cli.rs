@@ -73,7 +73,7 @@ impl Project {
     /// A command and its answer, as a terminal would show them.
     fn transcript(&self, args: &[&str]) -> String {
         let answer = self.emberflow(args);
-        let quoted = |arg: &&str| if arg.contains(" ") { format!("{arg:?}") } else { (*arg).to_owned() };
+        let quoted = |arg: &&str| if arg.contains(' ') { format!("{arg:?}") } else { (*arg).to_owned() };
         let shown: Vec<_> = args.iter().map(quoted).collect();
         let mut text = format!("$ emberflow {}\n{}{}", shown.join(" "), answer.stdout, answer.stderr);
         match answer.code {

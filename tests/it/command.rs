@@ -94,7 +94,8 @@ pub(crate) fn write_features(path: &Path, rows: usize, value: impl Fn(usize, usi
     write_parquet(path, columns);
 }
 
-/// A feature value for tests that do not care which.
+/// A feature value for tests that do not care which, as `write_features` takes it.
+#[allow(clippy::unnecessary_wraps)]
 pub(crate) fn wave(row: usize, feature: usize) -> Option<f32> {
     Some(((row * (feature + 2)) as f32 * 0.37).sin())
 }

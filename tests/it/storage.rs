@@ -122,6 +122,25 @@ async fn memory_conforms() {
     conformance(&storage(), &location("memory:///root")).await;
 }
 
+/// Each start of a run probes the store and clears away the probes of killed ones.
+#[tokio::test]
+async fn probes_do_not_disturb_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = location(folder.path().to_str().unwrap());
+    let starts = (0..16).map(|_| {
+        let root = root.clone();
+        tokio::spawn(async move {
+            for _ in 0..10 {
+                storage().check_writable(&root).await.unwrap();
+            }
+        })
+    });
+    for start in starts.collect::<Vec<_>>() {
+        start.await.unwrap();
+    }
+    assert_eq!(storage().children(&root).await.unwrap(), Vec::<String>::new());
+}
+
 #[tokio::test]
 async fn an_empty_local_folder_has_no_files() {
     let folder = tempfile::tempdir().unwrap();

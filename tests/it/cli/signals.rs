@@ -66,7 +66,7 @@ fn a_stopped_run_says_so_everywhere_and_is_resumed() {
 /// come within the bound of docs/commands.md.
 fn stop(project: &Project, signal: &str) -> Answer {
     let child = project.spawn(&ARGS);
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_mins(1);
     while !std::fs::read_to_string(project.path("events")).is_ok_and(|text| text.contains("\"epoch\"")) {
         assert!(Instant::now() < deadline, "no epoch within a minute");
         sleep(Duration::from_millis(5));
