@@ -21,7 +21,7 @@ pub const LEASE_EXPIRY: Duration = Duration::from_secs(10);
 
 /// How long an exchange between ranks may take before the late rank is named: the slowest
 /// honest step (a wide model on a busy CPU, a cold read of a row group) takes seconds.
-pub const COLLECTIVE: Duration = Duration::from_secs(300);
+pub const COLLECTIVE: Duration = Duration::from_mins(5);
 
 /// From SIGTERM to the end of the process, checkpoint included; schedulers send SIGKILL
 /// 30 seconds after SIGTERM.

@@ -52,7 +52,7 @@ pub enum RunError {
     #[error("the rows of {} do not balance: {ledger:?}", ledger.name)]
     Unbalanced {
         /// What was counted.
-        ledger: Ledger,
+        ledger: Box<Ledger>,
     },
     /// An executor ended without a result.
     #[error("executor {rank} panicked")]

@@ -17,7 +17,7 @@ use super::{RunError, Stop, stages::Stages};
 use crate::{
     data::{self, Snapshot},
     embed,
-    ids::{Attempt, RunId},
+    ids::{self, Attempt, RunId},
     learn, limits,
     pipeline::{PipelinePlan, spec::FileFormat},
     remedy::Remedied,
@@ -89,7 +89,7 @@ pub struct Run<'a> {
     storage: &'a Storage,
     plan: &'a PipelinePlan,
     options: RunOptions,
-    run_id: RunId,
+    id: RunId,
     found: Found,
 }
 
@@ -107,12 +107,11 @@ impl<'a> Run<'a> {
     /// written.
     pub async fn open(storage: &'a Storage, plan: &'a PipelinePlan, options: RunOptions) -> Result<Self, RunError> {
         learn::check_device(plan.run.device, options.executors.unwrap_or(plan.run.executors))?;
-        let (run_id, snapshot) = match &options.run_id {
-            Some(run_id) => (run_id.clone(), None),
-            None => {
-                let snapshot = Snapshot::take(storage, plan).await?;
-                (derived_run_id(plan, &snapshot)?, Some(snapshot))
-            }
+        let (run_id, snapshot) = if let Some(run_id) = &options.run_id {
+            (run_id.clone(), None)
+        } else {
+            let snapshot = Snapshot::take(storage, plan).await?;
+            (derived_run_id(plan, &snapshot)?, Some(snapshot))
         };
         let known = known(storage, plan, &run_id, options.fresh).await?;
         let found = match (known.filter(is_finished), snapshot) {
@@ -120,21 +119,24 @@ impl<'a> Run<'a> {
             (None, Some(snapshot)) => Found::Open(snapshot),
             (None, None) => Found::Open(Snapshot::take(storage, plan).await?),
         };
-        Ok(Self { storage, plan, options, run_id, found })
+        Ok(Self { storage, plan, options, id: run_id, found })
     }
 
     /// The run's name.
     pub fn id(&self) -> &RunId {
-        &self.run_id
+        &self.id
     }
 
     /// Does what is left to do. Once a stop is requested it makes a checkpoint and fails with
     /// `Interrupted`.
     pub async fn execute(self, events: &Events, stop: &Stop) -> Result<RunOutcome, RunError> {
-        let Self { storage, plan, options, run_id, found } = self;
+        let Self { storage, plan, options, id: run_id, found } = self;
         match found {
             Found::Finished(record) => Ok(unchanged(*record, events, Instant::now())),
-            Found::Open(snapshot) => Opened { storage, plan, options, run_id, snapshot }.execute(events, stop).await,
+            Found::Open(snapshot) => {
+                let opened = Opened { storage, plan, options, run_id, snapshot };
+                Box::pin(opened.execute(events, stop)).await
+            }
         }
     }
 }
@@ -185,7 +187,7 @@ impl Opened<'_> {
         let known = known(self.storage, self.plan, &self.run_id, self.options.fresh).await?;
         let result = match known {
             Some(record) if is_finished(&record) => Ok(unchanged(record, events, started)),
-            known => self.attempt(known, &folder, &lease, events, stop, started).await,
+            known => Box::pin(self.attempt(known, &folder, &lease, events, stop, started)).await,
         };
         if let Some(lease) = Arc::into_inner(lease) {
             lease.release().await?;
@@ -399,7 +401,7 @@ fn derived_run_id(plan: &PipelinePlan, snapshot: &Snapshot) -> Result<RunId, Run
     let mut hash = Sha256::new();
     hash.update(plan.spec_hash.as_bytes());
     hash.update(serde_json::to_vec(snapshot).map_err(RunsError::Encode)?);
-    let digest = hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect::<String>();
+    let digest = ids::hex(&hash.finalize()[..6]);
     let text = format!("{}-{digest}", plan.name);
     RunId::new(&text).ok_or(RunError::Thread(format!("{text} is no run ID").into()))
 }

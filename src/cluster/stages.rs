@@ -2,7 +2,7 @@
 //! goes on after it.
 
 use std::{
-    collections::BTreeMap,
+    collections::HashSet,
     sync::{Arc, atomic::AtomicBool},
     time::Instant,
 };
@@ -17,6 +17,7 @@ use super::{
 use crate::{
     data::{self, Dataset, Engine, FeatureLayout, FittedFeatures, Needs, Partitions, Snapshot},
     embed::{self, EmbedJob},
+    ids,
     learn::{self, LearnError, Model, NetShape, Step, Trained},
     pipeline::{EmbeddingPlan, ModelPlan, PipelinePlan, spec::PartitionBy},
     runs::{self, EmbeddingRecord, EpochRecord, Lease, ModelRecord, RunRecord, RunsError},
@@ -167,7 +168,7 @@ impl Stages<'_> {
         hash.update(&self.plan.spec_hash);
         hash.update(serde_json::to_vec(self.snapshot).map_err(RunsError::Encode)?);
         hash.update(&plan.name);
-        Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        Ok(ids::hex(&hash.finalize()))
     }
 
     async fn save(&mut self, model: &Model, partitions: &Partitions, epochs: Vec<EpochRecord>) -> Result<(), RunError> {
@@ -276,7 +277,7 @@ impl Stages<'_> {
         self.events.emit(&Event::Ledger(ledger.clone()));
         self.record.ledgers.retain(|other| other.name != ledger.name);
         self.record.ledgers.push(ledger.clone());
-        if ledger.balances() { Ok(()) } else { Err(RunError::Unbalanced { ledger }) }
+        if ledger.balances() { Ok(()) } else { Err(RunError::Unbalanced { ledger: Box::new(ledger) }) }
     }
 
     /// Adds to a figure of the run: several models and attempts sum up.
@@ -331,6 +332,6 @@ fn training_ledger(name: &str, dataset: &Dataset, partitions: &Partitions, train
 }
 
 fn unique(names: impl Iterator<Item = String>) -> Vec<String> {
-    let mut seen = BTreeMap::new();
-    names.filter(|name| seen.insert(name.clone(), ()).is_none()).collect()
+    let mut seen = HashSet::new();
+    names.filter(|name| seen.insert(name.clone())).collect()
 }

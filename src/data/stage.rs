@@ -40,7 +40,7 @@ use super::{
     spark_hash::partitions,
 };
 use crate::{
-    ids::PartitionId,
+    ids::{PartitionId, hex},
     limits,
     pipeline::PipelinePlan,
     storage::{Location, Storage, StorageError},
@@ -108,7 +108,7 @@ pub(super) async fn stage(
 /// One folder per table and need: a model and an embedding may need different columns.
 fn folder_name(table: &str, needs: &Needs) -> String {
     let digest = Sha256::digest(format!("{needs:?}").as_bytes());
-    digest.iter().take(6).fold(format!("{table}-"), |name, byte| format!("{name}{byte:02x}"))
+    format!("{table}-{}", hex(&digest[..6]))
 }
 
 /// What an earlier attempt published, if it is whole.

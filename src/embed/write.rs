@@ -34,6 +34,7 @@ use super::{
 };
 use crate::{
     data::{DataError, Dataset, Rows, read},
+    ids::hex,
     learn::{LearnError, Model, Step},
     limits,
     pipeline::EmbeddingPlan,
@@ -111,7 +112,7 @@ fn digest(files: &[Done]) -> String {
         digest.update(&done.file.name);
         digest.update(done.digest);
     }
-    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&digest.finalize())
 }
 
 /// The columns to read: those carried along and those of the features, each once.
