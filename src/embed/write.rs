@@ -111,7 +111,7 @@ fn digest(files: &[Done]) -> String {
         digest.update(&done.file.name);
         digest.update(done.digest);
     }
-    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("{:x}", digest.finalize())
 }
 
 /// The columns to read: those carried along and those of the features, each once.

@@ -75,7 +75,7 @@ impl Model {
         for parameter in &self.parameters {
             hash.update(parameter.to_le_bytes());
         }
-        Fingerprint(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        Fingerprint(format!("{:x}", hash.finalize()))
     }
 
     /// Saves it at `<store>/models/<name>/<fingerprint>/` and gives that folder; saving the same model again changes nothing.
