@@ -216,9 +216,9 @@ impl Prepared {
             let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(|| run(comm))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
-        let steps = counts.into_iter().map(AtomicU64::into_inner).collect();
+        let passes = counts.into_iter().map(AtomicU64::into_inner).collect();
         let (checkpoints, epochs) = told.into_inner().unwrap();
-        Outcome { ranks, steps, checkpoints, epochs }
+        Outcome { ranks, steps: passes, checkpoints, epochs }
     }
 
     fn job(&self, resume: Option<Checkpoint>) -> TrainJob<'_> {
