@@ -12,8 +12,8 @@ use super::{Failure, output};
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// The folder [default: the working directory].
-    #[arg(value_name = "DIR", default_value = ".")]
-    folder: PathBuf,
+    #[arg(value_name = "DIR")]
+    folder: Option<PathBuf>,
 }
 
 const PIPELINE: &str = "# Sensors: four readings to two numbers.
@@ -58,19 +58,20 @@ WHERE temperature IS NOT NULL
 pub(super) fn run(args: &Args) -> Result<u8, Failure> {
     let files =
         [("sensors.yaml", PIPELINE.to_owned()), ("clean.sql", SQL.to_owned()), ("data/sensors.csv", readings())];
+    let folder = args.folder.clone().unwrap_or_default();
     for (name, _) in &files {
-        let file = args.folder.join(name);
+        let file = folder.join(name);
         if file.exists() {
             let message = format!("{}: exists already; name another folder", file.display());
             return Err(Failure::usage(message));
         }
     }
     for (name, content) in &files {
-        let file = args.folder.join(name);
+        let file = folder.join(name);
         write(&file, content).map_err(|error| Failure::target(file.display(), &error))?;
     }
-    let pipeline = args.folder.join("sensors.yaml");
-    let (pipeline, store) = (pipeline.display(), args.folder.join("out"));
+    let pipeline = folder.join("sensors.yaml");
+    let (pipeline, store) = (pipeline.display(), folder.join("out"));
     output::print(&format!(
         "wrote {pipeline}, its SQL and some data\n\nnext:\n    emberflow explain {pipeline}\n    \
          emberflow run {pipeline}\n    emberflow sql --db {} \"SELECT * FROM sensor_embeddings LIMIT 5\"\n",

@@ -37,12 +37,13 @@ struct Cli {
 
 /// What every command understands.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Of every command")]
 struct Global {
     /// Settings of the site [default: conf/emberflow.yaml, /etc/emberflow/emberflow.yaml].
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
     /// How logs are written.
-    #[arg(long, global = true, value_enum, default_value = "text", hide_possible_values = false)]
+    #[arg(long, global = true, value_enum, default_value = "text")]
     log_format: logging::LogFormat,
     /// No progress.
     #[arg(long, short, global = true)]

@@ -26,6 +26,11 @@ pub(super) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     print(&format!("{text}\n"))
 }
 
+/// `1 model`, `2 models`.
+pub(super) fn count(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
 /// Rows of text under headings, columns aligned.
 pub(super) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {

@@ -77,7 +77,7 @@ pub(super) async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
     if args.dry_run {
         return dry_run(context, &args).await;
     }
-    let (stop, mut run_id) = (Stop::default(), None);
+    let (stop, mut run_id) = (Stop::default(), args.run_id.clone());
     match execute(context, &args, &stop, &mut run_id).await {
         Ok((plan, outcome)) => tell(context, &args, &plan, &outcome).await,
         Err(failure) => {
@@ -110,7 +110,7 @@ async fn dry_run(context: &Context, args: &Args) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Does the work; `run_id` is set as soon as the run has a name.
+/// Does the work; `run_id` is set once the run has a name.
 async fn execute(
     context: &Context,
     args: &Args,
@@ -260,16 +260,17 @@ fn summary(plan: &PipelinePlan, outcome: &RunOutcome) -> String {
     }
     for model in &record.models {
         if let (Some(first), Some(last)) = (model.epochs.first(), model.epochs.last()) {
-            let epochs = model.epochs.len();
+            let epochs = output::count(model.epochs.len(), "epoch");
             let held_out = last.held_out_loss.map(|loss| format!(", held out {loss:.6}")).unwrap_or_default();
             lines.push(format!(
-                "model {}: {} parameters, loss {:.6} to {:.6}{held_out} in {epochs} epochs",
+                "model {}: {} parameters, loss {:.6} to {:.6}{held_out} in {epochs}",
                 model.name, model.parameters, first.loss, last.loss
             ));
         }
     }
     if let Some(speed) = record.metrics.get("train_rows_per_s").filter(|_| outcome.status == Outcome::Succeeded) {
-        lines.push(format!("trained at {speed:.0} rows/s on {} executors", record.executors));
+        let executors = output::count(record.executors as usize, "executor");
+        lines.push(format!("trained at {speed:.0} rows/s on {executors}"));
     }
     for table in &record.embeddings {
         lines.push(format!("{}: {} rows, version {}, at {}", table.table, table.rows, table.version, table.location));

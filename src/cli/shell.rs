@@ -84,7 +84,7 @@ async fn answer(session: &SessionContext, line: &str) -> Result<(), Failure> {
         ("", _) => Ok(()),
         ("\\d", "") => output::print(&(sql::tables(session).join("\n") + "\n")),
         ("\\d", name) => sql::answer_on_stdout(session, &format!("DESCRIBE \"{}\"", name.trim_matches('"'))).await,
-        (command, _) if command.starts_with('\\') => Err(Failure::usage(HELP)),
+        (command, _) if command.starts_with('\\') => Err(Failure::usage(format!("{command} is no command: {HELP}"))),
         _ => {
             for statement in sql::statements(line)? {
                 sql::answer_on_stdout(session, &statement).await?;

@@ -25,8 +25,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<u8, Failure> {
         match args.params.plan(file) {
             Ok(plan) => {
                 let (models, tables) = (plan.models.len(), plan.embeddings.len());
-                let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
-                let (models, tables) = (count(models, "model"), count(tables, "embedding table"));
+                let (models, tables) = (output::count(models, "model"), output::count(tables, "embedding table"));
                 output::print(&format!("{}: fine ({models}, {tables})\n", file.display()))?;
             }
             // A wrong file (78) outweighs a wrong command line (64).

@@ -8,6 +8,7 @@ mod signals;
 mod sql;
 
 use std::{
+    fmt::Write,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -75,8 +76,10 @@ impl Project {
         let quoted = |arg: &&str| if arg.contains(" ") { format!("{arg:?}") } else { (*arg).to_owned() };
         let shown: Vec<_> = args.iter().map(quoted).collect();
         let mut text = format!("$ emberflow {}\n{}{}", shown.join(" "), answer.stdout, answer.stderr);
-        if answer.code != Some(0) {
-            text.push_str(&format!("[exit code {:?}]\n", answer.code));
+        match answer.code {
+            Some(0) => {}
+            Some(code) => writeln!(text, "[exit code {code}]").unwrap(),
+            None => text.push_str("[killed]\n"),
         }
         text
     }
@@ -98,11 +101,14 @@ fn check_snapshot(name: &str, folder: &Path, text: &str) {
         (r"\d+ rows/s", "[n] rows/s"),
         (r"\d+\.\d+ s\b", "[t] s"),
         (r"\b\d+\.\d{3,}\b", "[x]"),
-        // Columns are as wide as what is filtered.
-        (r"(\S) {2,}", "$1  "),
+        // DataFusion's plan depends on the number of cores.
+        (r"(?s)(transform clean of readings\n).*?\n\n", "$1    [plan]\n\n"),
+        // Columns are as wide as what is filtered; behind `|` stands an excerpt.
+        (r"([^\s|]) {2,}", "$1  "),
     ] {
         settings.add_filter(pattern, shown);
     }
-    let text = text.replace(&folder.display().to_string(), "[folder]");
+    let folder = folder.canonicalize().unwrap().display().to_string();
+    let text = text.replace(&folder, "[folder]");
     settings.bind(|| insta::assert_snapshot!(name, text));
 }

@@ -22,7 +22,9 @@ fn the_starter_project_runs_as_it_stands() {
     .iter()
     .map(|args| project.transcript(args))
     .collect();
-    check_snapshot("starter_project", &project.path("").canonicalize().unwrap(), &transcript.join("\n"));
+    let transcript = transcript.join("\n");
+    assert!(transcript.contains("FilterExec: temperature"), "{transcript}");
+    check_snapshot("starter_project", &project.path(""), &transcript);
 }
 
 #[test]

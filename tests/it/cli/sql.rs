@@ -129,7 +129,7 @@ fn the_shell_answers_on_a_terminal() {
             "error: there is no table",
             "| last |",
             "| 499  |",
-            "a query ends with ;",
+            "\\x is no command",
         ],
     );
     let history = project.read("state/emberflow/history");

@@ -8,7 +8,8 @@ Exits with the program's code; 124 where a prompt or the end does not come in ti
 import json, os, pty, re, select, signal, sys, time
 
 PROMPT = b"emberflow> "
-ESCAPE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+# Escape sequences, and the carriage return of a redrawn line.
+ESCAPE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\r")
 PATIENCE_S = 60
 QUIET_S = 0.2
 
