@@ -67,12 +67,6 @@ impl fmt::Display for RunId {
     }
 }
 
-/// Bytes as hex digits, two each.
-pub fn hex(bytes: &[u8]) -> String {
-    let digit = |half: u8| char::from_digit(u32::from(half), 16).unwrap_or_default();
-    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
-}
-
 /// SHA-256 over a model's architecture, fitted features and weights, as 64 hex digits: two
 /// embeddings can be compared only if their fingerprints are equal.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

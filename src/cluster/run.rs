@@ -17,7 +17,7 @@ use super::{RunError, Stop, stages::Stages};
 use crate::{
     data::{self, Snapshot},
     embed,
-    ids::{self, Attempt, RunId},
+    ids::{Attempt, RunId},
     learn, limits,
     pipeline::{PipelinePlan, spec::FileFormat},
     remedy::Remedied,
@@ -401,8 +401,8 @@ fn derived_run_id(plan: &PipelinePlan, snapshot: &Snapshot) -> Result<RunId, Run
     let mut hash = Sha256::new();
     hash.update(plan.spec_hash.as_bytes());
     hash.update(serde_json::to_vec(snapshot).map_err(RunsError::Encode)?);
-    let digest = ids::hex(&hash.finalize()[..6]);
-    let text = format!("{}-{digest}", plan.name);
+    let digest = format!("{:x}", hash.finalize());
+    let text = format!("{}-{}", plan.name, &digest[..12]);
     RunId::new(&text).ok_or(RunError::Thread(format!("{text} is no run ID").into()))
 }
 

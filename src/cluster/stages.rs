@@ -17,7 +17,6 @@ use super::{
 use crate::{
     data::{self, Dataset, Engine, FeatureLayout, FittedFeatures, Needs, Partitions, Snapshot},
     embed::{self, EmbedJob},
-    ids,
     learn::{self, LearnError, Model, NetShape, Step, Trained},
     pipeline::{EmbeddingPlan, ModelPlan, PipelinePlan, spec::PartitionBy},
     runs::{self, EmbeddingRecord, EpochRecord, Lease, ModelRecord, RunRecord, RunsError},
@@ -168,7 +167,7 @@ impl Stages<'_> {
         hash.update(&self.plan.spec_hash);
         hash.update(serde_json::to_vec(self.snapshot).map_err(RunsError::Encode)?);
         hash.update(&plan.name);
-        Ok(ids::hex(&hash.finalize()))
+        Ok(format!("{:x}", hash.finalize()))
     }
 
     async fn save(&mut self, model: &Model, partitions: &Partitions, epochs: Vec<EpochRecord>) -> Result<(), RunError> {

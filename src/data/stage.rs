@@ -40,7 +40,7 @@ use super::{
     spark_hash::partitions,
 };
 use crate::{
-    ids::{PartitionId, hex},
+    ids::PartitionId,
     limits,
     pipeline::PipelinePlan,
     storage::{Location, Storage, StorageError},
@@ -107,8 +107,8 @@ pub(super) async fn stage(
 
 /// One folder per table and need: a model and an embedding may need different columns.
 fn folder_name(table: &str, needs: &Needs) -> String {
-    let digest = Sha256::digest(format!("{needs:?}").as_bytes());
-    format!("{table}-{}", hex(&digest[..6]))
+    let digest = format!("{:x}", Sha256::digest(format!("{needs:?}").as_bytes()));
+    format!("{table}-{}", &digest[..12])
 }
 
 /// What an earlier attempt published, if it is whole.

@@ -50,7 +50,7 @@ fn consecutive(splits: Vec<Split>) -> Vec<Part> {
     let target = (rows(&splits) / limits::EMBEDDING_FILES).clamp(*bounds.start(), *bounds.end());
     let mut files = vec![Vec::new()];
     let mut filled = 0;
-    for piece in splits.into_iter().flat_map(|split| pieces(split, target)) {
+    for piece in splits.into_iter().flat_map(|split| pieces(&split, target)) {
         let piece_rows = piece.rows.end - piece.rows.start;
         // Whatever comes nearer to the target: with the piece, or without it.
         if filled > 0 && filled + piece_rows / 2 >= target {
@@ -66,7 +66,7 @@ fn consecutive(splits: Vec<Split>) -> Vec<Part> {
 }
 
 /// A split as even pieces of about `target` rows.
-fn pieces(split: Split, target: u64) -> Vec<Split> {
+fn pieces(split: &Split, target: u64) -> Vec<Split> {
     let rows = split.rows.end - split.rows.start;
     let count = ((rows + target / 2) / target).max(1);
     let cut = |piece: u64| rows * piece / count;

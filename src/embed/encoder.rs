@@ -72,7 +72,7 @@ impl Layout {
         }
         let mut fields: Vec<FieldRef> = Vec::new();
         for column in &carried {
-            let field = input.field_with_name(column).map_err(|error| parquet_error(plan, error))?;
+            let field = input.field_with_name(column).map_err(|error| not_carried(plan, error))?;
             fields.push(Arc::new(field.clone().with_data_type(plain(field.data_type()))));
         }
         let metadata = [(FINGERPRINT_KEY.to_owned(), fingerprint.to_string())];
@@ -93,9 +93,8 @@ impl Layout {
     }
 }
 
-fn parquet_error(plan: &EmbeddingPlan, error: ArrowError) -> EmbedError {
-    let (table, source) = (plan.name.clone(), error.into());
-    EmbedError::Columns { table, source }
+fn not_carried(plan: &EmbeddingPlan, source: ArrowError) -> EmbedError {
+    EmbedError::Columns { table: plan.name.clone(), source }
 }
 
 fn properties(plan: &EmbeddingPlan, fingerprint: &Fingerprint) -> WriterProperties {
@@ -225,15 +224,12 @@ impl Encoder {
 
     fn vectors(&self, rows: usize, embeddings: Vec<f32>) -> Result<ArrayRef, ArrowError> {
         let (latent, numbers) = (self.layout.latent, Arc::new(Float32Array::from(embeddings)));
-        match self.layout.schema.field_with_name(EMBEDDING_COLUMN)?.data_type() {
-            DataType::FixedSizeList(element, width) => {
-                Ok(Arc::new(FixedSizeListArray::try_new(Arc::clone(element), *width, numbers, None)?))
-            }
-            _ => {
-                let offsets = OffsetBuffer::from_lengths(std::iter::repeat_n(latent, rows));
-                Ok(Arc::new(ListArray::try_new(element(), offsets, numbers, None)?))
-            }
+        let column = self.layout.schema.field_with_name(EMBEDDING_COLUMN)?;
+        if let DataType::FixedSizeList(element, width) = column.data_type() {
+            return Ok(Arc::new(FixedSizeListArray::try_new(Arc::clone(element), *width, numbers, None)?));
         }
+        let offsets = OffsetBuffer::from_lengths(std::iter::repeat_n(latent, rows));
+        Ok(Arc::new(ListArray::try_new(element(), offsets, numbers, None)?))
     }
 
     fn failed(&self, source: parquet::errors::ParquetError) -> EmbedError {

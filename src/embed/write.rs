@@ -34,7 +34,6 @@ use super::{
 };
 use crate::{
     data::{DataError, Dataset, Rows, read},
-    ids::hex,
     learn::{LearnError, Model, Step},
     limits,
     pipeline::EmbeddingPlan,
@@ -112,7 +111,7 @@ fn digest(files: &[Done]) -> String {
         digest.update(&done.file.name);
         digest.update(done.digest);
     }
-    hex(&digest.finalize())
+    format!("{:x}", digest.finalize())
 }
 
 /// The columns to read: those carried along and those of the features, each once.

@@ -17,13 +17,13 @@ pub(super) fn blame(names: &[String], x: &[f32]) -> String {
 
     let bad = largest.iter().filter(|most| most.is_infinite()).count();
     if bad > 0 {
-        let named: Vec<_> = order.iter().take(bad.min(NAMED)).map(|feature| names[*feature].as_str()).collect();
+        let first: Vec<_> = order.iter().take(bad.min(NAMED)).map(|feature| names[*feature].as_str()).collect();
         let more = if bad > NAMED { format!(" and {} more", bad - NAMED) } else { String::new() };
-        return format!("these features are not finite: {}{more}", named.join(", "));
+        return format!("these features are not finite: {}{more}", first.join(", "));
     }
-    let named: Vec<_> =
+    let first: Vec<_> =
         order.iter().take(NAMED).map(|feature| format!("{} ({:.1e})", names[*feature], largest[*feature])).collect();
-    format!("largest values: {}; scale them or lower the learning rate", named.join(", "))
+    format!("largest values: {}; scale them or lower the learning rate", first.join(", "))
 }
 
 #[cfg(test)]

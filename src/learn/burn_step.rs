@@ -320,6 +320,7 @@ mod tests {
 
     #[test]
     fn forward_and_backward_agree_with_the_book() {
+        use Activation::{Gelu, Identity, LeakyRelu, Relu, Sigmoid, Tanh};
         let check = |activation: Activation, latent: Activation, output: Activation, loss: Loss, tied: bool| {
             let mut shape = shape(6, &[5], 3, tied);
             shape.net.activation = activation;
@@ -339,7 +340,7 @@ mod tests {
             assert!((found - expected).abs() < 1e-5 * expected, "{case}: {found}, not {expected}");
             assert!((step.loss(&x, 4).unwrap() - found).abs() < 1e-6, "{case}");
 
-            for index in 0..count {
+            for (index, gradient) in gradients.iter().enumerate() {
                 let middle = reference.parameters[index];
                 let mut side = |shift: f64| {
                     reference.parameters[index] = middle + shift;
@@ -347,7 +348,7 @@ mod tests {
                 };
                 let expected = (side(1e-6) - side(-1e-6)) / 2e-6;
                 reference.parameters[index] = middle;
-                let found = f64::from(gradients[index]);
+                let found = f64::from(*gradient);
                 assert!((found - expected).abs() < 1e-4, "{case}: gradient {index} is {found}, not {expected}");
             }
 
@@ -363,7 +364,6 @@ mod tests {
             }
         };
         let (mse, cross_entropy) = (Loss::Mse, Loss::BinaryCrossEntropy);
-        use Activation::{Gelu, Identity, LeakyRelu, Relu, Sigmoid, Tanh};
         for tied in [false, true] {
             check(Relu, Identity, Identity, mse, tied);
             check(Tanh, Sigmoid, Identity, mse, tied);

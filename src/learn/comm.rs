@@ -86,7 +86,7 @@ pub(super) mod conformance {
     /// Makes a fleet of that size with that deadline, by rank.
     pub(in super::super) type Make = dyn Fn(u32, Duration) -> Vec<Box<dyn Communicator>>;
 
-    const PATIENT: Duration = Duration::from_secs(60);
+    const PATIENT: Duration = Duration::from_mins(1);
 
     pub(in super::super) fn check(make: &Make) {
         ranks_are_in_order(make);

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     data::FittedFeatures,
-    ids::{Fingerprint, hex},
+    ids::Fingerprint,
     pipeline::spec::Loss,
     storage::{Location, Storage, StorageError},
 };
@@ -75,7 +75,7 @@ impl Model {
         for parameter in &self.parameters {
             hash.update(parameter.to_le_bytes());
         }
-        Fingerprint(hex(&hash.finalize()))
+        Fingerprint(format!("{:x}", hash.finalize()))
     }
 
     /// Saves it at `<store>/models/<name>/<fingerprint>/` and gives that folder; saving the same model again changes nothing.

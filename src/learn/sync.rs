@@ -62,7 +62,9 @@ pub(super) fn average_gradients(
         scale *= (most / (norm + 1e-6)).min(1.0);
     }
     let scale = scale as f32;
-    gradients.iter_mut().for_each(|gradient| *gradient *= scale);
+    for gradient in gradients {
+        *gradient *= scale;
+    }
     Ok(true)
 }
 
@@ -96,7 +98,7 @@ mod tests {
     fn fleet<T: Send>(world: u32, work: impl Fn(&mut dyn Communicator) -> T + Sync) -> Vec<T> {
         let work = &work;
         thread::scope(|scope| {
-            let ranks = in_process(world, Duration::from_secs(60));
+            let ranks = in_process(world, Duration::from_mins(1));
             let threads: Vec<_> = ranks.into_iter().map(|mut rank| scope.spawn(move || work(rank.as_mut()))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         })

@@ -217,8 +217,12 @@ impl Trainer<'_, '_> {
         }
         let expected = self.job.steps.rows(self.state.step);
         if total.rows != expected {
-            let (epoch, step) = (self.state.epoch + 1, self.state.step + 1);
-            return Err(LearnError::Rows { epoch, step, got: total.rows, expected });
+            return Err(LearnError::Rows {
+                epoch: self.state.epoch + 1,
+                step: self.state.step + 1,
+                got: total.rows,
+                expected,
+            });
         }
         if !sync::average_gradients(self.comm, &mut self.gradients, total.rows, self.job.plan.clip_norm)? {
             return Err(self.not_finite(Rank(0), || blame(&self.job.feature_names, &batch.x)));

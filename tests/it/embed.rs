@@ -53,12 +53,12 @@ fn embed_as(
     dataset: &Arc<Dataset>,
     executors: u32,
     (stop, progress): (&AtomicBool, &(dyn Fn(u64) + Send + Sync)),
-) -> Result<Written, EmbedError> {
+) -> Result<Written, Box<EmbedError>> {
     let model = untrained(prepared);
     let replica = || -> Result<Box<dyn Step>, LearnError> { Ok(prepared.step()) };
     let staging = world.location("staged");
     let job = EmbedJob { plan, dataset, model: &model, replica: &replica, executors, staging: &staging };
-    runtime().block_on(embed(&world.storage, &job, stop, progress))
+    runtime().block_on(embed(&world.storage, &job, stop, progress)).map_err(Box::new)
 }
 
 fn embed_all(world: &World, prepared: &Prepared, executors: u32) -> Written {
@@ -341,13 +341,13 @@ fn names_that_are_added_cannot_be_carried() {
     for (key, columns) in [("embedding", "f0"), ("id", "embedding"), ("id", "reconstruction_error")] {
         let plan = EmbeddingPlan { key: vec![key.into()], columns: vec![columns.into()], ..world.table_plan().clone() };
         let error = embed_as(&world, &prepared, &plan, &prepared.dataset, 1, (&stop, &|_| {})).unwrap_err();
-        assert!(matches!(error, EmbedError::ReservedColumn { .. }), "{error}");
+        assert!(matches!(*error, EmbedError::ReservedColumn { .. }), "{error}");
         assert_eq!(error.remedy(), Remedy::FixFile);
     }
     assert!(!world.folder.path().join("staged").exists(), "nothing was begun");
     let plan = EmbeddingPlan { columns: vec!["nothing".into()], ..world.table_plan().clone() };
     let error = embed_as(&world, &prepared, &plan, &prepared.dataset, 1, (&stop, &|_| {})).unwrap_err();
-    assert!(matches!(error, EmbedError::Columns { .. }), "{error}");
+    assert!(matches!(*error, EmbedError::Columns { .. }), "{error}");
 }
 
 #[test]
@@ -364,7 +364,7 @@ fn a_request_to_stop_interrupts_and_the_next_attempt_begins_with_an_empty_folder
         };
         let stopped = embed_as(&world, &prepared, world.table_plan(), &prepared.dataset, executors, (&stop, &progress));
         let error = stopped.unwrap_err();
-        assert!(matches!(error, EmbedError::Learn(LearnError::Interrupted)), "{error}");
+        assert!(matches!(*error, EmbedError::Learn(LearnError::Interrupted)), "{error}");
         assert_eq!(error.remedy(), Remedy::Interrupted);
         let most = seen.into_inner().unwrap().into_iter().max().unwrap();
         assert!(most < 100_000, "{most} rows were done by then");

@@ -211,14 +211,14 @@ impl Prepared {
             let feed = self.feed(rank, executors);
             train_rank(&self.job(resume.cloned()), &control, &feed, &mut step, comm.as_mut(), observer)
         };
-        let comms = learn::in_process(executors, Duration::from_secs(60));
+        let comms = learn::in_process(executors, Duration::from_mins(1));
         let ranks = thread::scope(|scope| {
             let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(|| run(comm))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
-        let steps = counts.into_iter().map(AtomicU64::into_inner).collect();
+        let passes = counts.into_iter().map(AtomicU64::into_inner).collect();
         let (checkpoints, epochs) = told.into_inner().unwrap();
-        Outcome { ranks, steps, checkpoints, epochs }
+        Outcome { ranks, steps: passes, checkpoints, epochs }
     }
 
     fn job(&self, resume: Option<Checkpoint>) -> TrainJob<'_> {
