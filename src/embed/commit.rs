@@ -6,6 +6,9 @@
 //!   3. create _manifests/000007.json           fails if it is there; readers see the version now
 //! ```
 //!
+//! Where a rename is not atomic (object stores), two runs may move into one folder; one of them
+//! publishes it, and the other is told to start again.
+//!
 //! A run that is killed between 2 and 3 leaves a folder that no manifest names and whose
 //! `_run.json` names the run; the next attempt removes it. Two runs at once take two numbers.
 
@@ -33,10 +36,14 @@ const MARKER: &str = "_run.json";
 #[derive(Serialize, Deserialize)]
 struct Marker {
     run_id: RunId,
+    /// Of the files, so that an attempt knows what an earlier one committed.
+    #[serde(default)]
+    digest: String,
 }
 
-/// Publishes what was written as the next version and gives its manifest. If this run has
-/// already committed a version of the table, that one is given back and nothing changes.
+/// Publishes what was written as the next version and gives its manifest. If the last version
+/// that this run committed holds the same files, that one is given back and nothing changes: an
+/// earlier attempt got so far. Other files come of a run that was begun anew, with `--fresh`.
 pub async fn commit(
     storage: &Storage,
     store: &Location,
@@ -47,14 +54,12 @@ pub async fn commit(
     written: Written,
 ) -> Result<Manifest, EmbedError> {
     check_target(storage, store, &plan.name, pipeline).await?;
-    let manifests = list_manifests(storage, store, &plan.name).await?;
-    let mine = |manifest: &&Manifest| manifest.run_id == *run_id && manifest.fingerprint == *fingerprint;
-    if let Some(done) = manifests.iter().rfind(mine) {
+    if let Some(done) = committed(storage, store, &plan.name, run_id, &written.digest).await? {
         storage.remove(&written.staging).await?;
-        return Ok(done.clone());
+        return Ok(done);
     }
     remove_leftovers(storage, store, &plan.name, run_id).await?;
-    let marker = serde_json::json!({ "run_id": run_id }).to_string();
+    let marker = serde_json::json!({ "run_id": run_id, "digest": written.digest }).to_string();
     storage.replace(&written.staging.join(MARKER), marker.into()).await?;
     storage.replace(&written.staging.join("_SUCCESS"), bytes::Bytes::new()).await?;
     let version = move_in(storage, store, &plan.name, &written.staging).await?;
@@ -75,6 +80,30 @@ pub async fn commit(
     };
     publish(storage, store, &manifest).await?;
     Ok(manifest)
+}
+
+/// The last version that this run committed, if its files have this digest.
+async fn committed(
+    storage: &Storage,
+    store: &Location,
+    table: &str,
+    run_id: &RunId,
+    digest: &str,
+) -> Result<Option<Manifest>, EmbedError> {
+    let manifests = list_manifests(storage, store, table).await?;
+    let Some(last) = manifests.into_iter().rfind(|manifest| manifest.run_id == *run_id) else { return Ok(None) };
+    let folder = table_folder(store, table).join(&last.folder);
+    let marker = read_marker(storage, &folder).await?;
+    Ok(marker.is_some_and(|marker| marker.digest == digest).then_some(last))
+}
+
+/// What a version's folder says of its owner, if anything.
+async fn read_marker(storage: &Storage, folder: &Location) -> Result<Option<Marker>, EmbedError> {
+    match storage.read(&folder.join(MARKER)).await {
+        Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+        Err(StorageError::NotFound(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Renames the staged folder to that of the next free version.
@@ -106,8 +135,8 @@ async fn publish(storage: &Storage, store: &Location, manifest: &Manifest) -> Re
             match there {
                 // Ours, by a create that was tried twice.
                 Some(there) if there == *manifest => Ok(()),
+                // The folder is theirs now; it must stay.
                 Some(there) => {
-                    storage.remove(&table_folder(store, &manifest.table).join(&manifest.folder)).await?;
                     let (table, version) = (there.table, there.version);
                     Err(EmbedError::Conflict { table, version, other: there.run_id })
                 }
@@ -168,12 +197,7 @@ async fn remove_leftovers(storage: &Storage, store: &Location, table: &str, run_
 /// Whether a folder without a manifest will never get one: it is this run's own, from an
 /// earlier attempt, or that of a run that has succeeded (a pruned version).
 async fn is_dead(storage: &Storage, store: &Location, run_id: &RunId, folder: &Location) -> Result<bool, EmbedError> {
-    let bytes = match storage.read(&folder.join(MARKER)).await {
-        Ok(bytes) => bytes,
-        Err(StorageError::NotFound(_)) => return Ok(false),
-        Err(error) => return Err(error.into()),
-    };
-    let Ok(Marker { run_id: owner }) = serde_json::from_slice(&bytes) else { return Ok(false) };
+    let Some(Marker { run_id: owner, .. }) = read_marker(storage, folder).await? else { return Ok(false) };
     // A record that cannot be read proves nothing.
     let succeeded = |run: runs::RunRecord| run.status == RunStatus::Succeeded;
     let finished = async || runs::read_run(storage, store, &owner).await.ok().flatten().is_some_and(succeeded);

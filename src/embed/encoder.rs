@@ -19,6 +19,7 @@ use parquet::{
     },
     schema::types::ColumnPath,
 };
+use sha2::{Digest, Sha256};
 
 use super::{EMBEDDING_COLUMN, ERROR_COLUMN, EmbedError, FINGERPRINT_KEY};
 use crate::{
@@ -144,13 +145,14 @@ pub(super) struct Encoder {
     writer: ArrowWriter<Vec<u8>>,
     rows: u64,
     size_bytes: u64,
+    digest: Sha256,
 }
 
 impl Encoder {
     pub(super) fn new(layout: Arc<Layout>, file: Location) -> Result<Self, EmbedError> {
         let writer = ArrowWriter::try_new(Vec::new(), Arc::clone(&layout.schema), Some(layout.properties.clone()))
             .map_err(|source| EmbedError::Parquet { location: file.clone(), source })?;
-        Ok(Self { layout, file, writer, rows: 0, size_bytes: 0 })
+        Ok(Self { layout, file, writer, rows: 0, size_bytes: 0, digest: Sha256::new() })
     }
 
     /// Rows so far.
@@ -161,6 +163,11 @@ impl Encoder {
     /// Bytes given away so far.
     pub(super) fn size_bytes(&self) -> u64 {
         self.size_bytes
+    }
+
+    /// SHA-256 of the bytes given away so far.
+    pub(super) fn digest(self) -> [u8; 32] {
+        self.digest.finalize().into()
     }
 
     /// Encodes some rows, which come from the input file `from`. `x` is a buffer to work in.
@@ -198,6 +205,7 @@ impl Encoder {
     fn take(&mut self) -> Bytes {
         let bytes = std::mem::take(self.writer.inner_mut());
         self.size_bytes += bytes.len() as u64;
+        self.digest.update(&bytes);
         bytes.into()
     }
 

@@ -1,5 +1,4 @@
 //! Encoding a data set into Parquet files, in parallel, in bounded memory.
-
 //!
 //! ```text
 //!   parts (a queue) ──▶ executor: read ──few batches──▶ encode (a thread of its own) ──bytes──▶ upload
@@ -21,6 +20,7 @@ use std::{
 use bytes::Bytes;
 use futures::{StreamExt, future::try_join_all, stream::BoxStream};
 use object_store::buffered::BufWriter;
+use sha2::{Digest, Sha256};
 use tokio::{
     io::AsyncWriteExt,
     sync::mpsc,
@@ -67,6 +67,8 @@ pub struct Written {
     pub rows: u64,
     /// Width of the embedding.
     pub latent: u64,
+    /// SHA-256 (hex) of the files' names and bytes: whether another attempt wrote the same.
+    pub digest: String,
 }
 
 /// Encodes every row of the data set. Files hold the rows in the data set's order; which rows
@@ -94,13 +96,22 @@ pub async fn embed(
         rows_done: AtomicU64::new(0),
     };
     let executors = parts.len().min(job.executors.max(1) as usize);
-    let mut files: Vec<_> =
-        try_join_all((0..executors).map(|_| work.executor())).await?.into_iter().flatten().collect();
-    files.sort_by_key(|(number, _)| *number);
-    let files: Vec<ManifestFile> = files.into_iter().map(|(_, file)| file).collect();
+    let mut done: Vec<_> = try_join_all((0..executors).map(|_| work.executor())).await?.into_iter().flatten().collect();
+    done.sort_by_key(|done| done.number);
+    let digest = digest(&done);
+    let files: Vec<ManifestFile> = done.into_iter().map(|done| done.file).collect();
     let rows = files.iter().map(|file| file.rows).sum();
     counted(job.staging, rows, dataset.rows())?;
-    Ok(Written { staging: job.staging.clone(), files, rows, latent: latent as u64 })
+    Ok(Written { staging: job.staging.clone(), files, rows, latent: latent as u64, digest })
+}
+
+fn digest(files: &[Done]) -> String {
+    let mut digest = Sha256::new();
+    for done in files {
+        digest.update(&done.file.name);
+        digest.update(done.digest);
+    }
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The columns to read: those carried along and those of the features, each once.
@@ -133,6 +144,14 @@ struct Work<'a> {
     rows_done: AtomicU64,
 }
 
+/// A file that is complete.
+struct Done {
+    /// Its place among the files.
+    number: usize,
+    file: ManifestFile,
+    digest: [u8; 32],
+}
+
 type RowStream = BoxStream<'static, Result<Rows, DataError>>;
 
 /// What an executor keeps from batch to batch.
@@ -142,14 +161,14 @@ struct Replica {
 }
 
 impl Work<'_> {
-    /// Writes files until there are none left; gives their numbers too.
-    async fn executor(&self) -> Result<Vec<(usize, ManifestFile)>, EmbedError> {
+    /// Writes files until there are none left.
+    async fn executor(&self) -> Result<Vec<Done>, EmbedError> {
         let mut replica = Replica { step: (self.job.replica)()?, x: Vec::new() };
         let mut files = Vec::new();
         while let Some((number, part)) = self.next_part() {
-            let (file, used) = self.write(part, replica).await?;
+            let (file, digest, used) = self.write(part, replica).await?;
             replica = used;
-            files.push((number, file));
+            files.push(Done { number, file, digest });
         }
         Ok(files)
     }
@@ -158,8 +177,8 @@ impl Work<'_> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
-    /// Writes one file.
-    async fn write(&self, part: &Part, replica: Replica) -> Result<(ManifestFile, Replica), EmbedError> {
+    /// Writes one file; gives its digest too, and the replica back.
+    async fn write(&self, part: &Part, replica: Replica) -> Result<(ManifestFile, [u8; 32], Replica), EmbedError> {
         let location = self.job.staging.join(&part.name);
         let (store, path) = self.storage.open(&location)?;
         let mut upload = BufWriter::new(store, path).with_max_concurrency(limits::UPLOAD_PARTS);
@@ -170,7 +189,7 @@ impl Work<'_> {
         upload.shutdown().await.map_err(|error| StorageError::new(&location, error))?;
         counted(&location, encoder.rows(), part.rows())?;
         let file = ManifestFile { name: part.name.clone(), rows: encoder.rows(), size_bytes: encoder.size_bytes() };
-        Ok((file, replica))
+        Ok((file, encoder.digest(), replica))
     }
 
     /// Reads, encodes and uploads the rows of one file, but for the file's end.

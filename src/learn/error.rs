@@ -73,6 +73,12 @@ pub enum LearnError {
         /// What was to come.
         expected: u64,
     },
+    /// Every row is held out.
+    #[error("all {held_out} rows are held out and none is left to train on; lower `validation`, or use more rows")]
+    NoRows {
+        /// Rows held out.
+        held_out: u64,
+    },
     /// A feature outside 0..1 under cross-entropy.
     #[error(
         "feature {feature} is {value}, and `loss: binary_cross_entropy` needs 0 to 1; scale it (`scale: min_max`), or \
@@ -133,7 +139,9 @@ impl Remedied for LearnError {
             Self::Comm(error) => error.remedy(),
             Self::Storage(error) => error.remedy(),
             Self::Unreadable { .. } => Remedy::CheckStorage,
-            Self::NotBuilt { .. } | Self::NoDevice { .. } | Self::BeyondCrossEntropy { .. } => Remedy::FixFile,
+            Self::NotBuilt { .. } | Self::NoDevice { .. } | Self::NoRows { .. } | Self::BeyondCrossEntropy { .. } => {
+                Remedy::FixFile
+            }
             Self::NotFinite { .. } => Remedy::FixData,
             Self::Interrupted => Remedy::Interrupted,
             Self::Encode { .. } | Self::Device { .. } | Self::Rows { .. } => Remedy::ReportBug,

@@ -108,6 +108,9 @@ pub fn train_rank(
     comm: &mut dyn Communicator,
     observer: Option<&mut dyn Observer>,
 ) -> Result<Trained, LearnError> {
+    if job.steps.steps() == 0 {
+        return Err(LearnError::NoRows { held_out: job.held_out_rows });
+    }
     let state = starting_state(job, step);
     step.write_parameters(&state.parameters);
     let mut trainer = Trainer {
@@ -286,6 +289,7 @@ impl Trainer<'_, '_> {
         let mut to_blame = String::new();
         while let Some(batch) = next_batch(&mut batches, &mut self.phases)? {
             let started = Instant::now();
+            self.check_range(&batch.x)?;
             let loss = self.step.loss(&batch.x, batch.rows)?;
             self.phases.compute_s += seconds_since(started);
             if account.finite && !loss.is_finite() {

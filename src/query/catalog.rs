@@ -14,9 +14,11 @@ use crate::{
     storage::{Location, Storage},
 };
 
-/// The catalog and the schema in which the tables stand.
-const CATALOG: &str = "emberflow";
-const SCHEMA: &str = "store";
+/// The catalog in which the tables stand.
+pub(super) const CATALOG: &str = "emberflow";
+
+/// The schema in which they stand.
+pub(super) const SCHEMA: &str = "store";
 
 /// A session in which
 ///

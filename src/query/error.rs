@@ -24,13 +24,13 @@ pub enum QueryError {
     Storage(#[from] StorageError),
     /// Manifests cannot be read.
     #[error(transparent)]
-    Embed(#[from] EmbedError),
+    Embed(Box<EmbedError>),
     /// Run records cannot be read.
     #[error(transparent)]
     Runs(#[from] RunsError),
     /// Rows of a source cannot be read.
     #[error(transparent)]
-    Data(#[from] DataError),
+    Data(Box<DataError>),
     /// A source of an earlier run is gone or has changed its form.
     #[error("source {table} of pipeline {pipeline} cannot be read")]
     Source {
@@ -39,7 +39,7 @@ pub enum QueryError {
         /// Whose source it is.
         pipeline: String,
         /// Why.
-        source: DataError,
+        source: Box<DataError>,
     },
     /// The session cannot be set up.
     #[error("the query engine cannot be set up")]
@@ -55,7 +55,7 @@ pub enum QueryError {
     Memory(#[source] Box<DataFusionError>),
     /// A statement compares vectors that have nothing to do with each other.
     #[error(
-        "{function} compares vectors of {first_table} (model {first_model}) with those of {second_table} \
+        "{function} compares embeddings of {first_table} (model {first_model}) with embeddings of {second_table} \
          (model {second_model}), which share no space; embed both tables with one model, \
          or force it with --mix-models"
     )]
@@ -78,6 +78,12 @@ pub enum QueryError {
         name: String,
         /// A name that is meant, or those there are.
         hint: String,
+    },
+    /// A stored table was to be dropped or replaced.
+    #[error("{table} is stored; a session can neither drop nor replace it")]
+    Stored {
+        /// The table.
+        table: String,
     },
     /// There is no such version.
     #[error("table {table} has no version {version}; it has {there}")]
@@ -138,9 +144,11 @@ impl Remedied for QueryError {
             Self::Data(error) | Self::Source { source: error, .. } => error.remedy(),
             Self::Session(_) => Remedy::ReportBug,
             Self::Statement(error) => own_remedy(error).unwrap_or_else(|| engine_remedy(error)),
-            Self::Memory(_) | Self::MixedModels { .. } | Self::NoTable { .. } | Self::NoVersion { .. } => {
-                Remedy::FixCommand
-            }
+            Self::Memory(_)
+            | Self::MixedModels { .. }
+            | Self::NoTable { .. }
+            | Self::Stored { .. }
+            | Self::NoVersion { .. } => Remedy::FixCommand,
             Self::MissingFile { .. } | Self::ChangedFile { .. } | Self::BadFile { .. } => Remedy::FixData,
         }
     }
@@ -218,7 +226,7 @@ fn own_cause(error: Box<dyn Error + Send + Sync>) -> Result<QueryError, Box<dyn 
         Err(error) => error,
     };
     let error = match error.downcast::<DataError>() {
-        Ok(own) => return Ok(QueryError::Data(*own)),
+        Ok(own) => return Ok(QueryError::Data(own)),
         Err(error) => error,
     };
     let error = match error.downcast::<StorageError>() {
@@ -231,6 +239,12 @@ fn own_cause(error: Box<dyn Error + Send + Sync>) -> Result<QueryError, Box<dyn 
             Ok(inner) => own(*inner).map_err(Into::into),
             Err(error) => Err(error),
         },
+    }
+}
+
+impl From<EmbedError> for QueryError {
+    fn from(error: EmbedError) -> Self {
+        Self::Embed(Box::new(error))
     }
 }
 

@@ -14,8 +14,10 @@ use datafusion::{catalog::TableProvider, datasource::MemTable};
 use super::QueryError;
 use crate::runs::{RunRecord, RunStatus};
 
+type NamedTable = (&'static str, Arc<dyn TableProvider>);
+
 /// `runs`, `run_metrics` and `epochs`.
-pub(super) fn all(runs: &[RunRecord]) -> Result<[(&'static str, Arc<dyn TableProvider>); 3], QueryError> {
+pub(super) fn all(runs: &[RunRecord]) -> Result<[NamedTable; 3], QueryError> {
     Ok([
         ("runs", table(runs_batch(runs))?),
         ("run_metrics", table(metrics_batch(runs))?),

@@ -55,15 +55,15 @@ impl StoreSchema {
         self.sources.values().map(|(source, _)| &source.location)
     }
 
-    async fn find(&self, name: &str) -> Result<Arc<dyn TableProvider>, QueryError> {
+    async fn find(&self, name: &str) -> Result<Option<Arc<dyn TableProvider>>, QueryError> {
         if let Some(manifest) = self.manifest(name).await? {
-            return Ok(Arc::new(VersionTable::open(&self.storage, &self.store, &manifest).await?));
+            return Ok(Some(Arc::new(VersionTable::open(&self.storage, &self.store, &manifest).await?)));
         }
-        let Some((source, pipeline)) = self.sources.get(name) else { return Err(self.no_table(name)) };
-        data::open_source(&self.storage, source).await.map_err(|error| QueryError::Source {
+        let Some((source, pipeline)) = self.sources.get(name) else { return Ok(None) };
+        data::open_source(&self.storage, source).await.map(Some).map_err(|error| QueryError::Source {
             table: name.to_owned(),
             pipeline: pipeline.clone(),
-            source: error,
+            source: Box::new(error),
         })
     }
 
@@ -85,17 +85,17 @@ impl StoreSchema {
         let there: Vec<_> = there.iter().map(|manifest| manifest.version.to_string()).collect();
         Err(QueryError::NoVersion { table: table.to_owned(), version, there: there.join(", ") })
     }
+}
 
-    fn no_table(&self, name: &str) -> QueryError {
-        let names = self.table_names();
-        let similarity = |other: &String| strsim::jaro_winkler(&name.to_lowercase(), &other.to_lowercase());
-        let nearest = names.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
-        let hint = match nearest {
-            Some(nearest) if similarity(nearest) >= SIMILAR => format!("did you mean {nearest:?}?"),
-            _ => format!("there are {}", names.join(", ")),
-        };
-        QueryError::NoTable { name: name.to_owned(), hint }
-    }
+/// The error for a name that none of the tables has, with one that may be meant.
+pub(super) fn no_table(name: &str, tables: &[String]) -> QueryError {
+    let similarity = |other: &String| strsim::jaro_winkler(&name.to_lowercase(), &other.to_lowercase());
+    let nearest = tables.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
+    let hint = match nearest {
+        Some(nearest) if similarity(nearest) >= SIMILAR => format!("did you mean {nearest:?}?"),
+        _ => format!("there are {}", tables.join(", ")),
+    };
+    QueryError::NoTable { name: name.to_owned(), hint }
 }
 
 /// The sources of each pipeline's latest successful run; of two pipelines with a source of one
@@ -137,7 +137,7 @@ impl SchemaProvider for StoreSchema {
         if let Some(table) = self.memory.table(name).await? {
             return Ok(Some(table));
         }
-        Ok(Some(self.find(name).await?))
+        Ok(self.find(name).await?)
     }
 
     /// Without opening the table.
@@ -157,6 +157,9 @@ impl SchemaProvider for StoreSchema {
     }
 
     fn deregister_table(&self, name: &str) -> QueryResult<Option<Arc<dyn TableProvider>>> {
+        if !self.memory.table_exist(name) && self.table_exist(name) {
+            return Err(QueryError::Stored { table: name.to_owned() }.into());
+        }
         self.memory.deregister_table(name)
     }
 

@@ -16,3 +16,4 @@ mod pipeline;
 mod query;
 mod run;
 mod storage;
+mod training;

@@ -539,6 +539,10 @@ fn queries() {
             ("SELECT '${dss}' FROM digits", "15:15 [${dss}] there is no parameter `dss` | did you mean `ds`?"),
             ("WITH d AS (SELECT 1 AS x) SELECT x FROM d, range(3), digits", "no fault"),
             (
+                "SELECT * FROM Digits",
+                "15:21 [Digits] there is no source or transform `Digits` | did you mean `digits`?",
+            ),
+            (
                 "SELECT * FROM a.digits",
                 "15:21 [a] `a.digits` is no table of this file | sources and transforms have plain names",
             ),

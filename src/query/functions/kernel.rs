@@ -1,5 +1,5 @@
 //! Sums over two vectors, written so that the compiler turns them into vector instructions.
-//! Numbers are added in f64, so that a result agrees with NumPy's to about 1e-12 of its size.
+//! Numbers are added in f64, so that a result agrees with that of `NumPy` to about 1e-12 of its size.
 
 /// Running sums side by side: as many as two registers of 256 bits hold.
 const LANES: usize = 8;

@@ -16,7 +16,9 @@ use std::collections::{BTreeMap, HashMap};
 use arrow::datatypes::{DataType, FieldRef};
 use datafusion::{
     common::{
-        Column, DFSchema, DFSchemaRef, JoinType, TableReference, config::ConfigOptions, tree_node::TreeNodeRecursion,
+        Column, DFSchema, DFSchemaRef, JoinType, TableReference,
+        config::ConfigOptions,
+        tree_node::{TreeNode, TreeNodeRecursion},
     },
     error::Result,
     logical_expr::{
@@ -229,7 +231,6 @@ impl Scope<'_> {
     }
 
     fn children(&self, expression: &Expr) -> Result<Models> {
-        use datafusion::common::tree_node::TreeNode;
         let mut models = Models::new();
         expression.apply_children(|child| {
             models.extend(self.models(child)?);
