@@ -46,7 +46,7 @@ pub(super) async fn run(context: &Context, args: &Args) -> Result<u8, Failure> {
     let store = args.db.clone().or_else(|| default_fs.then(|| "hdfs:///".to_owned()));
     if let Some(store) = store {
         let location = Location::parse(&store, &working_folder()?)?;
-        let (finding, remedy) = reach(context, &location).await;
+        let (finding, remedy) = reach(context, &store, &location).await;
         code = remedy.map_or(code, Remedy::exit_code);
         findings.push(finding);
     }
@@ -138,13 +138,13 @@ fn ticket() -> Finding {
     finding("Kerberos", found)
 }
 
-async fn reach(context: &Context, location: &Location) -> (Finding, Option<Remedy>) {
+async fn reach(context: &Context, store: &str, location: &Location) -> (Finding, Option<Remedy>) {
     use crate::remedy::Remedied;
     let started = Instant::now();
     match context.storage.children(location).await {
         Ok(children) => {
             let ms = started.elapsed().as_secs_f64() * 1e3;
-            (finding("store", Ok(format!("{location}: {} entries listed in {ms:.0} ms", children.len()))), None)
+            (finding("store", Ok(format!("{store}: {} entries listed in {ms:.0} ms", children.len()))), None)
         }
         Err(error) => {
             let remedy = error.remedy();

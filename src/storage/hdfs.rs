@@ -400,10 +400,33 @@ fn failed(path: &Path, error: HdfsError) -> object_store::Error {
     match error {
         HdfsError::FileNotFound(_) => object_store::Error::NotFound { path, source: error.into() },
         HdfsError::AlreadyExists(_) => object_store::Error::AlreadyExists { path, source: error.into() },
-        error => object_store::Error::Generic { store: "HDFS", source: error.into() },
+        HdfsError::RPCError(class, message) => generic(HdfsError::RPCError(class, without_trace(&message))),
+        HdfsError::FatalRPCError(class, message) => generic(HdfsError::FatalRPCError(class, without_trace(&message))),
+        error => generic(error),
     }
+}
+
+fn generic(error: HdfsError) -> object_store::Error {
+    object_store::Error::Generic { store: "HDFS", source: error.into() }
+}
+
+/// A server's message without the stack trace that follows it.
+fn without_trace(message: &str) -> String {
+    message.split("\n\tat ").next().unwrap_or_default().trim_end().to_owned()
 }
 
 fn unsupported(reason: &str) -> object_store::Error {
     object_store::Error::NotSupported { source: reason.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stack_traces_are_left_out() {
+        let message = "Cannot create file. Name node is in safe mode.\nTurn it off.\n\tat org.apache.A\n\tat java.B\n";
+        assert_eq!(without_trace(message), "Cannot create file. Name node is in safe mode.\nTurn it off.");
+        assert_eq!(without_trace("denied"), "denied");
+    }
 }
