@@ -32,7 +32,7 @@ pub enum RunError {
     Learn(#[from] LearnError),
     /// Embeddings could not be written.
     #[error(transparent)]
-    Embed(#[from] EmbedError),
+    Embed(Box<EmbedError>),
     /// The run ID stands for something else.
     #[error(
         "run {run_id} was made from another version of the pipeline file or its parameters; \
@@ -66,6 +66,12 @@ pub enum RunError {
     /// Told to stop; what was done is kept.
     #[error("stopped on request; the same command resumes")]
     Interrupted,
+}
+
+impl From<EmbedError> for RunError {
+    fn from(error: EmbedError) -> Self {
+        Self::Embed(Box::new(error))
+    }
 }
 
 impl Remedied for RunError {
