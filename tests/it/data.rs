@@ -106,9 +106,9 @@ fn needs(columns: &[&str]) -> Needs {
     Needs { columns: columns.iter().map(|&name| name.to_owned()).collect(), ..Needs::default() }
 }
 
-fn hash(columns: &[&str], count: u32) -> Option<PartitionPlan> {
+fn hash(columns: &[&str], count: u32) -> PartitionPlan {
     let columns = columns.iter().map(|&name| name.to_owned()).collect();
-    Some(PartitionPlan { by: PartitionBy::Hash, columns, count })
+    PartitionPlan { by: PartitionBy::Hash, columns, count }
 }
 
 /// The error with its causes.
@@ -301,11 +301,8 @@ fn flate2_gz(content: &[u8]) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_csv_guess_that_a_later_line_belies() {
-    let mut text = String::from("id,x\n");
-    for row in 0..20_000 {
-        text.push_str(&format!("{row},{row}\n"));
-    }
-    text.push_str("20000,0.5\n");
+    let lines: Vec<_> = (0..20_000).map(|row| format!("{row},{row}")).collect();
+    let text = format!("id,x\n{}\n20000,0.5\n", lines.join("\n"));
     let world = World::new("", "");
     world.write("a.csv", text.as_bytes());
     let summed = world.query("SELECT sum(x) AS s FROM rows").await;
@@ -384,7 +381,7 @@ async fn parts_of_row_groups_are_read() {
     let shape: Vec<_> = rows.iter().map(|rows| (rows.row, rows.row_in_file, rows.batch.num_rows())).collect();
     assert_eq!(shape, [(15_010, 15_010, 3), (100, 100, 8_192), (8_292, 8_292, 708)]);
     for rows in &rows {
-        let columns: Vec<_> = rows.batch.columns().iter().map(|column| column.as_primitive::<Int64Type>()).collect();
+        let columns: Vec<_> = rows.batch.columns().iter().map(AsArray::as_primitive::<Int64Type>).collect();
         assert_eq!(columns[1].value(0) as u64, rows.row);
         assert_eq!(columns[0].value(0) as u64, rows.row + 20_000);
     }
@@ -444,7 +441,7 @@ async fn hash_deals_as_spark_does() {
         world.put(&format!("{file}.parquet"), vec![("id", ints(file * 100..(file + 1) * 100)), ("x", ints(0..100))]);
     }
     for count in [1, 8, 300] {
-        let need = Needs { hash: hash(&["id"], count), ..needs(&["x", "id"]) };
+        let need = Needs { hash: Some(hash(&["id"], count)), ..needs(&["x", "id"]) };
         let dataset = world.prepare("rows", &need, "staging").await.unwrap();
         assert_eq!(dataset.rows(), 500);
         let partitions: Vec<_> = dataset.files.iter().map(|file| file.partition).collect();
@@ -476,7 +473,7 @@ async fn rows_that_miss_a_value_are_rejected_and_counted() {
     let x: ArrayRef = Arc::new(Float64Array::from(vec![Some(1.0), None, Some(f64::NAN), Some(4.0), None]));
     let y: ArrayRef = Arc::new(Int64Array::from(vec![Some(1), Some(2), None, None, None]));
     world.put("a.parquet", vec![("id", ints(0..5)), ("x", x), ("y", y)]);
-    for hash in [None, hash(&["id"], 2)] {
+    for hash in [None, Some(hash(&["id"], 2))] {
         let reject_missing = vec!["y".to_owned(), "x".to_owned()];
         let need = Needs { reject_missing, hash, ..needs(&["id", "x"]) };
         let dataset = world.prepare("rows", &need, "staging").await.unwrap();
@@ -505,7 +502,7 @@ async fn large_row_groups_are_staged_in_smaller_ones() {
 async fn unknown_columns_point_into_the_file() {
     let world = World::new("", "");
     world.put("a.parquet", vec![("xx", ints(0..3))]);
-    let need = Needs { hash: hash(&["id"], 2), ..needs(&["x"]) };
+    let need = Needs { hash: Some(hash(&["id"], 2)), ..needs(&["x"]) };
     expect(world.prepare("rows", &need, "staging").await, Remedy::FixFile, &["`x`", "`xx`", "`id`", "pipeline.yaml:"]);
 }
 

@@ -55,7 +55,7 @@ fn tree(folder: &Path) -> Vec<String> {
     names
 }
 
-/// As good as PyTorch with the same settings (benches/peer_torch.py): its last loss was 0.0159,
+/// As good as PyTorch with the same settings (`benches/peer_torch.py`): its last loss was 0.0159,
 /// and 94.6% of its nearest neighbours shared the digit.
 #[test]
 fn the_main_job_runs_and_a_rerun_does_nothing() {
@@ -200,7 +200,7 @@ fn a_live_run_is_refused_to_others() {
 
 /// Waits, within a bound, until the events file tells of `event`.
 fn wait_for_event(file: &Path, event: &str) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_mins(1);
     while !std::fs::read_to_string(file).is_ok_and(|text| text.contains(event)) {
         assert!(Instant::now() < deadline, "no {event} event within a minute");
         sleep(Duration::from_millis(10));
