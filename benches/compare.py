@@ -99,7 +99,7 @@ def main():
     args = parser.parse_args()
     load = os.getloadavg()[0]
     import torch
-    print(f"{machine()}; PyTorch {torch.__version__}; load at the start {load:.1f}")
+    print(f"{machine()}; PyTorch {torch.__version__}; load at the start {load:.1f}", flush=True)
     if load > 0.5:
         print("this machine is not idle: take the figures as indications", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="emberflow-bench-") as scratch:
