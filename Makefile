@@ -17,6 +17,7 @@ help: ## List the targets
 
 run: build ## Train the MNIST pipeline on this machine and write its embeddings
 	$(EMBERFLOW) run $(PIPELINE) $(ARGS)
+	@command -v emberflow >/dev/null || printf '\nfor this shell to find it:\n    alias emberflow=%s\n' $(EMBERFLOW)
 
 test: needs-test ## Run all tests, real HDFS included
 	cargo test --locked

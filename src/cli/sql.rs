@@ -107,10 +107,12 @@ fn read(file: &std::path::Path) -> Result<String, Failure> {
 pub(super) fn statements(text: &str) -> Result<Vec<String>, Failure> {
     use datafusion::sql::parser::DFParser;
     let parsed = DFParser::parse_sql(text).map_err(QueryError::of)?;
-    if parsed.is_empty() {
-        return Err(Failure::usage("there is no query"));
+    match parsed.len() {
+        0 => Err(Failure::usage("there is no query")),
+        // As it was written, for printing may lose what the engine would refuse.
+        1 => Ok(vec![text.to_owned()]),
+        _ => Ok(parsed.iter().map(ToString::to_string).collect()),
     }
-    Ok(parsed.iter().map(ToString::to_string).collect())
 }
 
 /// Runs one statement and writes its rows.
@@ -172,7 +174,10 @@ async fn write_rows(
             while let Some(batch) = rows.next().await {
                 batches.push(batch?);
             }
-            writeln!(sink, "{}", pretty_format_batches(&batches)?)?;
+            // A statement that defines something answers nothing.
+            if !schema.fields().is_empty() {
+                writeln!(sink, "{}", pretty_format_batches(&batches)?)?;
+            }
         }
         RowFormat::Csv => {
             let mut writer = arrow::csv::Writer::new(&mut *sink);

@@ -162,9 +162,7 @@ impl Observer for Watch<'_> {
         let fleet = self.fleet;
         self.runtime.block_on(async {
             // A later attempt may own the run by now; its checkpoint must not be overwritten.
-            if fleet.lease.check().await.is_err() {
-                return Err(LearnError::Interrupted);
-            }
+            fleet.lease.check().await?;
             checkpoint.save(&fleet.storage, &fleet.checkpoint).await
         })?;
         let (epoch, step) = (checkpoint.epoch, checkpoint.step);

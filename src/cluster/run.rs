@@ -20,7 +20,7 @@ use crate::{
     ids::{Attempt, RunId},
     learn, limits,
     pipeline::{PipelinePlan, spec::FileFormat},
-    remedy::Remedied,
+    remedy::{Remedied, Remedy},
     runs::{self, ErrorRecord, Lease, RunRecord, RunStatus, RunsError, SourceRecord},
     storage::{Location, Storage, StorageError},
     telemetry::{self, Event, Events},
@@ -128,17 +128,33 @@ impl<'a> Run<'a> {
     }
 
     /// Does what is left to do. Once a stop is requested it makes a checkpoint and fails with
-    /// `Interrupted`.
+    /// `Interrupted`. However it ends, the last event tells.
     pub async fn execute(self, events: &Events, stop: &Stop) -> Result<RunOutcome, RunError> {
+        let started = Instant::now();
         let Self { storage, plan, options, id: run_id, found } = self;
-        match found {
-            Found::Finished(record) => Ok(unchanged(*record, events, Instant::now())),
+        let result = match found {
+            Found::Finished(record) => Ok(RunOutcome { status: Outcome::Unchanged, record: *record }),
             Found::Open(snapshot) => {
                 let opened = Opened { storage, plan, options, run_id, snapshot };
-                Box::pin(opened.execute(events, stop)).await
+                Box::pin(opened.execute(events, stop, started)).await
             }
-        }
+        };
+        tell_end(events, &result, stop, started);
+        result
     }
+}
+
+/// Tells how a run ended.
+fn tell_end(events: &Events, result: &Result<RunOutcome, RunError>, stop: &Stop, started: Instant) {
+    let status = match result {
+        Ok(outcome) => outcome.status.as_str(),
+        Err(error) => {
+            let ErrorRecord { message, exit_code, retryable } = error_record(error, stop);
+            events.emit(&Event::Error { message, exit_code, retryable });
+            if error.remedy() == Remedy::Interrupted { "interrupted" } else { "failed" }
+        }
+    };
+    events.emit(&Event::RunFinished { status: status.to_owned(), elapsed_s: started.elapsed().as_secs_f64() });
 }
 
 /// The record of a run, if there is one that counts; it must be of the same pipeline.
@@ -159,11 +175,6 @@ fn is_finished(record: &RunRecord) -> bool {
     record.status == RunStatus::Succeeded
 }
 
-fn unchanged(record: RunRecord, events: &Events, started: Instant) -> RunOutcome {
-    finished(events, "unchanged", started);
-    RunOutcome { status: Outcome::Unchanged, record }
-}
-
 /// A run with work to do.
 struct Opened<'a> {
     storage: &'a Storage,
@@ -174,8 +185,7 @@ struct Opened<'a> {
 }
 
 impl Opened<'_> {
-    async fn execute(self, events: &Events, stop: &Stop) -> Result<RunOutcome, RunError> {
-        let started = Instant::now();
+    async fn execute(self, events: &Events, stop: &Stop, started: Instant) -> Result<RunOutcome, RunError> {
         let store = &self.plan.store;
         self.storage.check_writable(store).await?;
         for embedding in &self.plan.embeddings {
@@ -186,7 +196,7 @@ impl Opened<'_> {
         // Read only now: whoever held the lease may have got further since.
         let known = known(self.storage, self.plan, &self.run_id, self.options.fresh).await?;
         let result = match known {
-            Some(record) if is_finished(&record) => Ok(unchanged(record, events, started)),
+            Some(record) if is_finished(&record) => Ok(RunOutcome { status: Outcome::Unchanged, record }),
             known => Box::pin(self.attempt(known, &folder, &lease, events, stop, started)).await,
         };
         if let Some(lease) = Arc::into_inner(lease) {
@@ -216,8 +226,14 @@ impl Opened<'_> {
         let heartbeat = tokio::spawn(heartbeat(events.clone(), started));
         let result = self.work(folder, lease, &mut record, events, Arc::clone(stop.requested())).await;
         heartbeat.abort();
+        // First, for a finished run is not looked at again.
+        let result = match result {
+            Ok(outcome) => self.clear(folder, lease).await.map(|()| outcome),
+            error => error,
+        };
         record.error = result.as_ref().err().map(|error| error_record(error, stop));
-        self.end(folder, lease, record, result, events, started).await
+        let status = self.write_down(folder, lease, &mut record, result, started).await?;
+        Ok(RunOutcome { status, record })
     }
 
     /// The record of this attempt: what an earlier one got done stays.
@@ -343,25 +359,19 @@ impl Opened<'_> {
         Ok(self.storage.remove(&folder.join("work")).await?)
     }
 
-    /// Writes down how the attempt ended, and clears what it no longer needs.
-    async fn end(
+    /// Writes down how the attempt ended. What cannot be written down has not succeeded.
+    async fn write_down(
         &self,
         folder: &Location,
         lease: &Lease,
-        mut record: RunRecord,
+        record: &mut RunRecord,
         result: Result<Outcome, RunError>,
-        events: &Events,
         started: Instant,
-    ) -> Result<RunOutcome, RunError> {
-        // First, for a finished run is not looked at again.
-        let result = match result {
-            Ok(outcome) => self.clear(folder, lease).await.map(|()| outcome),
-            error => error,
-        };
+    ) -> Result<Outcome, RunError> {
         record.status = match &result {
             Ok(Outcome::Skipped) => RunStatus::Skipped,
             Ok(_) => RunStatus::Succeeded,
-            Err(error) if error.remedy() == crate::remedy::Remedy::Interrupted => RunStatus::Interrupted,
+            Err(error) if error.remedy() == Remedy::Interrupted => RunStatus::Interrupted,
             Err(_) => RunStatus::Failed,
         };
         record.ended_ms = Some(now_ms());
@@ -369,29 +379,24 @@ impl Opened<'_> {
         if let Some(peak) = telemetry::peak_memory_bytes() {
             record.metrics.insert("peak_memory_bytes".to_owned(), peak as f64);
         }
-        // A fenced attempt no longer owns the record.
-        let written = match lease.check().await {
-            Ok(()) => runs::write_run(self.storage, &self.plan.store, &record).await,
-            Err(error) => Err(error),
-        };
-        if matches!(result, Ok(Outcome::Skipped) | Err(RunError::Empty { .. })) {
-            // Rows may come later; the same run then looks again.
-            self.storage.remove(&folder.join("snapshot.json")).await?;
-        }
-        match result {
-            Ok(status) => {
-                written?;
-                finished(events, status.as_str(), started);
-                Ok(RunOutcome { status, record })
+        let rows_may_come = matches!(result, Ok(Outcome::Skipped) | Err(RunError::Empty { .. }));
+        let written = async {
+            // A fenced attempt no longer owns the record.
+            lease.check().await?;
+            runs::write_run(self.storage, &self.plan.store, record).await?;
+            if rows_may_come {
+                // The same run then looks again.
+                self.storage.remove(&folder.join("snapshot.json")).await?;
             }
-            Err(error) => {
-                if let Some(ErrorRecord { message, exit_code, retryable }) = record.error {
-                    events.emit(&Event::Error { message, exit_code, retryable });
-                }
-                let status = if record.status == RunStatus::Interrupted { "interrupted" } else { "failed" };
-                finished(events, status, started);
+            Ok::<_, RunError>(())
+        };
+        match (result, written.await) {
+            (Ok(_), Err(error)) => Err(error),
+            (Err(error), Err(unwritten)) => {
+                tracing::warn!(error = %unwritten, "how the run ended could not be written down");
                 Err(error)
             }
+            (result, Ok(())) => result,
         }
     }
 }
@@ -429,10 +434,6 @@ async fn heartbeat(events: Events, started: Instant) {
             peak_memory_bytes: telemetry::peak_memory_bytes(),
         });
     }
-}
-
-fn finished(events: &Events, status: &str, started: Instant) {
-    events.emit(&Event::RunFinished { status: status.to_owned(), elapsed_s: started.elapsed().as_secs_f64() });
 }
 
 fn now_ms() -> i64 {

@@ -6,6 +6,7 @@ use crate::{
     ids::Rank,
     pipeline::spec::DeviceKind,
     remedy::{Remedied, Remedy},
+    runs::RunsError,
     storage::{Location, StorageError},
 };
 
@@ -21,6 +22,9 @@ pub enum LearnError {
     /// A checkpoint or model could not be read or written.
     #[error(transparent)]
     Storage(#[from] StorageError),
+    /// Another attempt owns the run.
+    #[error(transparent)]
+    Runs(#[from] RunsError),
     /// A checkpoint or model is there, but is not what was written.
     #[error("{location}: not a readable {what}: {reason}; remove it and run again")]
     Unreadable {
@@ -138,6 +142,7 @@ impl Remedied for LearnError {
             Self::Data(error) => error.remedy(),
             Self::Comm(error) => error.remedy(),
             Self::Storage(error) => error.remedy(),
+            Self::Runs(error) => error.remedy(),
             Self::Unreadable { .. } => Remedy::CheckStorage,
             Self::NotBuilt { .. } | Self::NoDevice { .. } | Self::NoRows { .. } | Self::BeyondCrossEntropy { .. } => {
                 Remedy::FixFile

@@ -94,7 +94,12 @@ async fn failing_nodes() {
     let error = storage.create(&file.join("x"), "x".into()).await.unwrap_err();
     assert!(matches!(error, StorageError::SafeMode { .. }), "{error:?}");
     assert_eq!(storage.read(&file).await.unwrap(), content);
+    let mnist = pipelines().join("mnist.yaml").display().to_string();
+    let run = ["run", &mnist, "--param", &format!("out={}/out", cluster.url), "--param", "epochs=1"];
+    let refused = on_hdfs(&cluster, &run).expect(75);
+    assert!(refused.stderr.contains("safe mode"), "{}", refused.stderr);
     cluster.tell("admin -safemode leave");
+    on_hdfs(&cluster, &run).expect(0);
 
     cluster.tell("pause datanode 0");
     assert_eq!(storage.read(&file).await.unwrap(), content, "a frozen DataNode is given up for the other");

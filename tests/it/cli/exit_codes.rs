@@ -42,6 +42,7 @@ fn the_command_line_is_wrong() {
             (&["sql", "SELEC 1"], &["SELEC"]),
             (&["sql", "SELECT nothing FROM sensor_embeddings"], &["nothing"]),
             (&["sql", "SELECT 1 FROM sensor_embedding"], &["sensor_embedding", "sensor_embeddings"]),
+            (&["sql", "COPY sensor_embeddings TO 'x.parquet'"], &["DML not supported: COPY"]),
             (&["sql", "--file", "none.sql"], &["none.sql"]),
             (&["sql", "--file", "clean.sql", "SELECT 1"], &["cannot be used with"]),
             (&["sql", "--format", "parquet", "SELECT 1"], &["--out"]),
