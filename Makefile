@@ -39,8 +39,10 @@ doc: needs-rust ## API documentation, without warnings
 deny: $(TOOLS)/bin/cargo-deny ## Licences and sources of everything linked
 	$(TOOLS)/bin/cargo-deny --locked check licenses bans sources
 
+# In a folder of its own: the build scripts of common crates look at DOCS_RS too, so that in the
+# usual one everything would be built again, now and at the next build.
 cuda: needs-rust ## Type-check the GPU code
-	DOCS_RS=1 cargo check --locked --features cuda
+	DOCS_RS=1 CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)-cuda cargo check --locked --features cuda
 
 ci: check test ## What CI runs
 
