@@ -8,6 +8,10 @@ TOOLS := $(CACHE)/tools
 EMBERFLOW := $(CARGO_TARGET_DIR)/debug/emberflow
 PIPELINE := pipelines/mnist.yaml
 CARGO_DENY_VERSION := 0.20.2
+# What is checked but not built. DOCS_RS lets CUDA's crates be checked without CUDA; as the build
+# scripts of common crates look at it too, it has a folder of its own: in that of builds it would
+# have everything built again.
+CHECKING := DOCS_RS=1 CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)-check
 
 .DEFAULT_GOAL := help
 .PHONY: help run test check fmt clippy doc deny cuda ci hdfs bench build clean needs-rust needs-test
@@ -31,18 +35,16 @@ fmt: needs-rust ## Check the formatting
 	cargo fmt --check
 
 clippy: needs-rust ## Lints
-	cargo clippy --locked --all-targets -- -D warnings
+	$(CHECKING) cargo clippy --locked --all-targets -- -D warnings
 
 doc: needs-rust ## API documentation, without warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
+	$(CHECKING) RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
 
 deny: $(TOOLS)/bin/cargo-deny ## Licences and sources of everything linked
 	$(TOOLS)/bin/cargo-deny --locked check licenses bans sources
 
-# In a folder of its own: the build scripts of common crates look at DOCS_RS too, so that in the
-# usual one everything would be built again, now and at the next build.
 cuda: needs-rust ## Type-check the GPU code
-	DOCS_RS=1 CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)-cuda cargo check --locked --features cuda
+	$(CHECKING) cargo check --locked --features cuda
 
 ci: check test ## What CI runs
 
