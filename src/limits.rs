@@ -56,6 +56,9 @@ pub const ROW_GROUP_ROWS: usize = 65_536;
 /// without flooding its NameNode.
 pub const FILES_AT_ONCE: usize = 32;
 
+/// Bytes at the end of a Parquet file that are read in one request: enough for most footers.
+pub const FOOTER_BYTES: usize = 64 << 10;
+
 /// Bytes and rows at the start of a CSV file from which types are guessed.
 pub const CSV_SAMPLE_BYTES: usize = 1 << 20;
 

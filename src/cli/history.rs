@@ -6,7 +6,7 @@ use serde_json::json;
 use super::{Context, Failure, output, sql::DbArg};
 use crate::{
     ids::RunId,
-    runs::{self, ModelRecord, RunRecord, RunStatus},
+    runs::{self, ModelRecord, RunRecord},
 };
 
 /// Arguments of `runs`.
@@ -53,7 +53,7 @@ pub(super) async fn runs(context: &Context, args: &RunsArgs) -> Result<u8, Failu
         vec![
             run.run_id.to_string(),
             run.pipeline.clone(),
-            status_text(run.status).to_owned(),
+            run.status.as_str().to_owned(),
             time(run.started_ms),
             run.metrics.get("elapsed_s").map(|elapsed| format!("{elapsed:.1} s")).unwrap_or_default(),
             tables.collect::<Vec<_>>().join(", "),
@@ -87,7 +87,7 @@ pub(super) async fn status(context: &Context, args: &StatusArgs) -> Result<u8, F
 
 fn status_report(run: &RunRecord) -> String {
     let mut lines = vec![
-        format!("run {} of {}: {}", run.run_id, run.pipeline, status_text(run.status)),
+        format!("run {} of {}: {}", run.run_id, run.pipeline, run.status.as_str()),
         format!("started {}, attempt {} on {}", time(run.started_ms), run.attempt, run.host),
     ];
     if let Some(error) = &run.error {
@@ -139,16 +139,6 @@ pub(super) async fn models(context: &Context, args: &ModelsArgs) -> Result<u8, F
     let headings = ["model", "fingerprint", "features", "latent", "parameters", "loss", "run", "location"];
     output::print(&output::table(&headings, &rows))?;
     Ok(0)
-}
-
-fn status_text(status: RunStatus) -> &'static str {
-    match status {
-        RunStatus::Running => "running",
-        RunStatus::Succeeded => "succeeded",
-        RunStatus::Failed => "failed",
-        RunStatus::Interrupted => "interrupted",
-        RunStatus::Skipped => "skipped",
-    }
 }
 
 fn time(ms: i64) -> String {

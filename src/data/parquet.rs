@@ -27,9 +27,6 @@ use parquet::{
 use super::{DataError, file::SnapshotFile, prepare::RowGroup};
 use crate::limits;
 
-/// Read with the footer's length in one request: enough for most footers.
-const FOOTER_BYTES: usize = 64 << 10;
-
 /// The footer of a file.
 pub(super) async fn footer(file: &SnapshotFile) -> Result<Arc<ParquetMetaData>, DataError> {
     if file.entry().size_bytes == 0 {
@@ -37,7 +34,7 @@ pub(super) async fn footer(file: &SnapshotFile) -> Result<Arc<ParquetMetaData>, 
     }
     let mut fetch = FooterReader(file.clone());
     ParquetMetaDataReader::new()
-        .with_prefetch_hint(Some(FOOTER_BYTES))
+        .with_prefetch_hint(Some(limits::FOOTER_BYTES))
         .load_and_finish(&mut fetch, file.entry().size_bytes)
         .await
         .map(Arc::new)

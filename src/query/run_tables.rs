@@ -12,7 +12,7 @@ use arrow::{
 use datafusion::{catalog::TableProvider, datasource::MemTable};
 
 use super::QueryError;
-use crate::runs::{RunRecord, RunStatus};
+use crate::runs::RunRecord;
 
 type NamedTable = (&'static str, Arc<dyn TableProvider>);
 
@@ -50,23 +50,13 @@ fn small_counts(values: impl Iterator<Item = u32>) -> ArrayRef {
     Arc::new(values.collect::<UInt32Array>())
 }
 
-fn status(status: RunStatus) -> &'static str {
-    match status {
-        RunStatus::Running => "running",
-        RunStatus::Succeeded => "succeeded",
-        RunStatus::Failed => "failed",
-        RunStatus::Interrupted => "interrupted",
-        RunStatus::Skipped => "skipped",
-    }
-}
-
 fn runs_batch(runs: &[RunRecord]) -> Result<RecordBatch, ArrowError> {
     let elapsed = |run: &RunRecord| run.ended_ms.map(|end| (end - run.started_ms) as f64 / 1e3);
     let exit_codes = runs.iter().map(|run| run.error.as_ref().map(|error| i64::from(error.exit_code)));
     RecordBatch::try_from_iter_with_nullable([
         ("run_id", texts(runs.iter().map(|run| run.run_id.as_str())), false),
         ("pipeline", texts(runs.iter().map(|run| run.pipeline.as_str())), false),
-        ("status", texts(runs.iter().map(|run| status(run.status))), false),
+        ("status", texts(runs.iter().map(|run| run.status.as_str())), false),
         ("started", times(runs.iter().map(|run| Some(run.started_ms))), false),
         ("ended", times(runs.iter().map(|run| run.ended_ms)), true),
         ("elapsed_s", floats(runs.iter().map(elapsed)), true),

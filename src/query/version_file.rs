@@ -28,11 +28,9 @@ use tokio::sync::OnceCell;
 use super::QueryError;
 use crate::{
     embed::Manifest,
+    limits,
     storage::{FileEntry, Location, Storage, StorageError},
 };
-
-/// Read with the footer's length in one request: enough for most footers.
-const FOOTER_BYTES: usize = 64 << 10;
 
 /// A file of a version. Cheap to clone; the clones share the footer.
 #[derive(Clone, Debug)]
@@ -92,7 +90,7 @@ impl VersionFile {
     async fn footer(&self) -> ParquetResult<Arc<ParquetMetaData>> {
         let read = async || {
             let mut reader = self.reader(None);
-            let footer = ParquetMetaDataReader::new().with_prefetch_hint(Some(FOOTER_BYTES));
+            let footer = ParquetMetaDataReader::new().with_prefetch_hint(Some(limits::FOOTER_BYTES));
             footer.load_and_finish(&mut reader, self.shared.meta.size).await.map(Arc::new)
         };
         self.shared.footer.get_or_try_init(read).await.cloned()

@@ -76,6 +76,19 @@ pub enum RunStatus {
     Skipped,
 }
 
+impl RunStatus {
+    /// As records and tables name it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::Interrupted => "interrupted",
+            Self::Skipped => "skipped",
+        }
+    }
+}
+
 /// A source as a run read it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SourceRecord {
