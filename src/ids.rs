@@ -32,6 +32,10 @@ number!(
     Step(u64)
 );
 number!(
+    /// One formation of the fleet: a new one begins whenever an executor is lost or joins.
+    Generation(u32)
+);
+number!(
     /// The n-th attempt at a run; a later attempt fences an earlier one.
     Attempt(u32)
 );

@@ -23,6 +23,10 @@ pub const LEASE_EXPIRY: Duration = Duration::from_secs(10);
 /// honest step (a wide model on a busy CPU, a cold read of a row group) takes seconds.
 pub const COLLECTIVE: Duration = Duration::from_mins(5);
 
+/// Messages from one rank to another that wait to be taken: a few steps' worth; a sender that is
+/// faster waits.
+pub const INBOX_MESSAGES: usize = 64;
+
 /// From SIGTERM to the end of the process, checkpoint included; schedulers send SIGKILL
 /// 30 seconds after SIGTERM.
 pub const SHUTDOWN: Duration = Duration::from_secs(20);

@@ -10,13 +10,17 @@
 //! at the deadline; the first failure sticks, so that every rank blames the same one.
 
 use std::{
+    collections::VecDeque,
     ops::{AddAssign, Range},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock},
     time::{Duration, Instant},
 };
 
-use super::comm::{CommError, Communicator};
-use crate::ids::Rank;
+use super::comm::{AbortHandle, CommError, Communicator, Wire, round_to_bf16, shard};
+use crate::{
+    ids::{Rank, Step},
+    limits,
+};
 
 /// Communicators between threads, by rank. A rank that is dropped, by an error or a panic,
 /// fails the exchanges of the others at once.
@@ -24,17 +28,26 @@ pub fn in_process(world_size: u32, deadline: Duration) -> Vec<Box<dyn Communicat
     let world = world_size as usize;
     let shared = Arc::new(Shared {
         deadline,
-        meeting: Mutex::new(Meeting { number: 0, came: vec![None; world], last: Vec::new(), failure: None }),
+        meeting: Mutex::new(Meeting {
+            number: 0,
+            came: vec![None; world],
+            last: Vec::new(),
+            failure: None,
+            inboxes: (0..world).map(|_| VecDeque::new()).collect(),
+        }),
         changed: Condvar::new(),
         f32: Exchange::new(world),
         f64: Exchange::new(world),
     });
-    let end = |rank| Box::new(InProcess { rank: Rank(rank), shared: Arc::clone(&shared) }) as Box<dyn Communicator>;
+    let end = |rank| {
+        Box::new(InProcess { rank: Rank(rank), step: Step(0), shared: Arc::clone(&shared) }) as Box<dyn Communicator>
+    };
     (0..world_size).map(end).collect()
 }
 
 struct InProcess {
     rank: Rank,
+    step: Step,
     shared: Arc<Shared>,
 }
 
@@ -56,12 +69,15 @@ struct Meeting {
     last: Vec<Purpose>,
     /// Why no further meeting can end well.
     failure: Option<Failure>,
+    /// Messages not yet taken, by receiver, each with its sender.
+    inboxes: Vec<VecDeque<(Rank, Vec<f32>)>>,
 }
 
-/// An operation and how many numbers a rank brings to it.
+/// An operation, at which step, and how many numbers a rank brings to it.
 #[derive(Clone, Copy, PartialEq)]
 struct Purpose {
     operation: &'static str,
+    step: Step,
     length: usize,
 }
 
@@ -69,6 +85,7 @@ struct Purpose {
 enum Failure {
     Late(Rank),
     Gone(Rank),
+    Aborted(Rank),
 }
 
 impl Communicator for InProcess {
@@ -80,19 +97,56 @@ impl Communicator for InProcess {
         self.shared.world() as u32
     }
 
-    fn all_reduce_sum(&mut self, bucket: &mut [f32]) -> Result<(), CommError> {
-        self.sum("all-reduce", &self.shared.f32, bucket)
+    fn at_step(&mut self, step: Step) {
+        self.step = step;
+    }
+
+    fn all_reduce_sum(&mut self, bucket: &mut [f32], wire: Wire) -> Result<(), CommError> {
+        self.round(wire, bucket);
+        self.sum("all-reduce", &self.shared.f32, bucket)?;
+        self.round(wire, bucket);
+        Ok(())
     }
 
     fn all_reduce_sum_f64(&mut self, bucket: &mut [f64]) -> Result<(), CommError> {
         self.sum("all-reduce of f64", &self.shared.f64, bucket)
     }
 
+    fn reduce_scatter_sum(&mut self, bucket: &mut [f32], wire: Wire) -> Result<(), CommError> {
+        let purpose = self.purpose("reduce-scatter", bucket.len());
+        let exchange = &self.shared.f32;
+        let own = exchange.slice(self.index(), bucket.len());
+        if self.shared.world() > 1 {
+            self.round(wire, bucket);
+            exchange.bring(self.index(), bucket);
+            self.shared.meet(self.rank, purpose)?;
+            exchange.add_up(self.index(), bucket.len());
+            exchange.take_slice(self.index(), &mut bucket[own]);
+            // No rank may bring the next bucket while another adds this one up.
+            self.shared.meet(self.rank, purpose)?;
+        }
+        Ok(())
+    }
+
+    fn all_gather(&mut self, bucket: &mut [f32], wire: Wire) -> Result<(), CommError> {
+        let purpose = self.purpose("all-gather", bucket.len());
+        let exchange = &self.shared.f32;
+        let own = exchange.slice(self.index(), bucket.len());
+        if self.shared.world() > 1 {
+            self.round(wire, &mut bucket[own.clone()]);
+            replace(&exchange.sums[self.index()], &bucket[own]);
+            self.shared.meet(self.rank, purpose)?;
+            exchange.take(bucket);
+            self.shared.meet(self.rank, purpose)?;
+        }
+        Ok(())
+    }
+
     fn broadcast(&mut self, root: Rank, bucket: &mut [f32]) -> Result<(), CommError> {
-        let purpose = Purpose { operation: "broadcast", length: bucket.len() };
+        let purpose = self.purpose("broadcast", bucket.len());
         let exchange = &self.shared.f32;
         if self.rank == root {
-            exchange.bring(root.0 as usize, bucket);
+            exchange.bring(self.index(), bucket);
         }
         self.shared.meet(self.rank, purpose)?;
         if self.rank != root {
@@ -103,20 +157,78 @@ impl Communicator for InProcess {
     }
 
     fn barrier(&mut self) -> Result<(), CommError> {
-        self.shared.meet(self.rank, Purpose { operation: "barrier", length: 0 })
+        self.shared.meet(self.rank, self.purpose("barrier", 0))
+    }
+
+    fn send(&mut self, to: Rank, message: &[f32]) -> Result<(), CommError> {
+        let rank = self.rank;
+        // Counted by sender: a receiver may wait for one while another is ahead.
+        let room = |meeting: &mut Meeting| {
+            let own = meeting.inboxes[to.0 as usize].iter().filter(|(sender, _)| *sender == rank);
+            (own.count() < limits::INBOX_MESSAGES).then_some(())
+        };
+        let mut room = self.shared.wait("send", rank, to, room)?.0;
+        room.inboxes[to.0 as usize].push_back((self.rank, message.to_vec()));
+        drop(room);
+        self.shared.changed.notify_all();
+        Ok(())
+    }
+
+    fn receive(&mut self, from: Rank, message: &mut Vec<f32>) -> Result<(), CommError> {
+        let index = self.index();
+        let next = |meeting: &mut Meeting| {
+            let inbox = &mut meeting.inboxes[index];
+            inbox.iter().position(|(sender, _)| *sender == from).and_then(|place| inbox.remove(place))
+        };
+        *message = self.shared.wait("receive", self.rank, from, next)?.1.1;
+        self.shared.changed.notify_all();
+        Ok(())
+    }
+
+    fn receive_any(&mut self, message: &mut Vec<f32>) -> Result<Rank, CommError> {
+        let index = self.index();
+        let blamed = Rank(u32::from(index == 0));
+        let next = |meeting: &mut Meeting| meeting.inboxes[index].pop_front();
+        let (sender, found) = self.shared.wait("receive", self.rank, blamed, next)?.1;
+        self.shared.changed.notify_all();
+        *message = found;
+        Ok(sender)
+    }
+
+    fn bytes_sent(&self) -> u64 {
+        0
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        let (shared, rank) = (Arc::clone(&self.shared), self.rank);
+        AbortHandle::new(move || shared.fail(Failure::Aborted(rank)))
     }
 }
 
 impl InProcess {
+    fn index(&self) -> usize {
+        self.rank.0 as usize
+    }
+
+    fn purpose(&self, operation: &'static str, length: usize) -> Purpose {
+        Purpose { operation, step: self.step, length }
+    }
+
+    /// What the wire would do to the numbers; a rank alone has none.
+    fn round(&self, wire: Wire, numbers: &mut [f32]) {
+        if wire == Wire::Bf16 && self.shared.world() > 1 {
+            round_to_bf16(numbers);
+        }
+    }
+
     fn sum<T: Number>(&self, operation: &'static str, all: &Exchange<T>, bucket: &mut [T]) -> Result<(), CommError> {
         if self.shared.world() == 1 {
             return Ok(());
         }
-        let purpose = Purpose { operation, length: bucket.len() };
-        let rank = self.rank.0 as usize;
-        all.bring(rank, bucket);
+        let purpose = self.purpose(operation, bucket.len());
+        all.bring(self.index(), bucket);
         self.shared.meet(self.rank, purpose)?;
-        all.add_up(rank, bucket.len());
+        all.add_up(self.index(), bucket.len());
         self.shared.meet(self.rank, purpose)?;
         all.take(bucket);
         Ok(())
@@ -125,10 +237,7 @@ impl InProcess {
 
 impl Drop for InProcess {
     fn drop(&mut self) {
-        let mut meeting = self.shared.meeting();
-        meeting.failure.get_or_insert(Failure::Gone(self.rank));
-        drop(meeting);
-        self.shared.changed.notify_all();
+        self.shared.fail(Failure::Gone(self.rank));
     }
 }
 
@@ -140,6 +249,48 @@ impl Shared {
     fn meeting(&self) -> MutexGuard<'_, Meeting> {
         // No code panics while it holds the lock.
         self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes why no further meeting can end well; the first reason stays.
+    fn fail(&self, failure: Failure) {
+        self.meeting().failure.get_or_insert(failure);
+        self.changed.notify_all();
+    }
+
+    fn error(&self, operation: &'static str, this: Rank, failure: Failure) -> CommError {
+        match failure {
+            Failure::Late(rank) => CommError::Late { operation, rank, deadline: self.deadline },
+            Failure::Aborted(rank) if rank == this => CommError::Aborted { operation },
+            Failure::Gone(rank) | Failure::Aborted(rank) => CommError::Gone { operation, rank },
+        }
+    }
+
+    /// Waits until `ready` gives something; `awaited` is to blame if it never does.
+    fn wait<T>(
+        &self,
+        operation: &'static str,
+        this: Rank,
+        awaited: Rank,
+        mut ready: impl FnMut(&mut Meeting) -> Option<T>,
+    ) -> Result<(MutexGuard<'_, Meeting>, T), CommError> {
+        let deadline = Instant::now() + self.deadline;
+        let mut meeting = self.meeting();
+        loop {
+            // What was sent before a rank ended still counts.
+            if let Some(found) = ready(&mut meeting) {
+                return Ok((meeting, found));
+            }
+            if let Some(failure) = meeting.failure {
+                return Err(self.error(operation, this, failure));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                meeting.failure = Some(Failure::Late(awaited));
+                self.changed.notify_all();
+                continue;
+            }
+            meeting = self.changed.wait_timeout(meeting, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     /// Waits until every rank has come for the same purpose.
@@ -157,10 +308,7 @@ impl Shared {
         // A meeting that all came to ended well, even if a rank has ended since.
         while meeting.number == number {
             if let Some(failure) = meeting.failure {
-                return Err(match failure {
-                    Failure::Late(rank) => CommError::Late { operation, rank, deadline: self.deadline },
-                    Failure::Gone(rank) => CommError::Gone { operation, rank },
-                });
+                return Err(self.error(operation, rank, failure));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -174,6 +322,12 @@ impl Shared {
         // No rank can come to the end of the next meeting before this one has left, so `last`
         // is still of this meeting.
         match meeting.last.iter().position(|other| *other != purpose) {
+            Some(other) if meeting.last[other].step != purpose.step => Err(CommError::OutOfStep {
+                operation,
+                rank: Rank(other as u32),
+                got: meeting.last[other].step,
+                expected: purpose.step,
+            }),
             Some(other) => Err(CommError::Mismatch {
                 operation,
                 rank: Rank(other as u32),
@@ -223,15 +377,18 @@ impl<T: Number> Exchange<T> {
     }
 
     fn take(&self, bucket: &mut [T]) {
-        for (rank, sum) in self.sums.iter().enumerate() {
+        for rank in 0..self.sums.len() {
             let slice = self.slice(rank, bucket.len());
-            bucket[slice].copy_from_slice(&sum.read().unwrap_or_else(PoisonError::into_inner));
+            self.take_slice(rank, &mut bucket[slice]);
         }
     }
 
+    fn take_slice(&self, rank: usize, slice: &mut [T]) {
+        slice.copy_from_slice(&self.sums[rank].read().unwrap_or_else(PoisonError::into_inner));
+    }
+
     fn slice(&self, rank: usize, length: usize) -> Range<usize> {
-        let world = self.brought.len();
-        length * rank / world..length * (rank + 1) / world
+        shard(Rank(rank as u32), self.brought.len() as u32, length)
     }
 }
 

@@ -23,7 +23,7 @@ mod train;
 
 pub use burn_step::burn_step;
 pub use checkpoint::Checkpoint;
-pub use comm::{CommError, Communicator};
+pub use comm::{AbortHandle, CommError, Communicator, Wire, shard};
 pub use device::{DeviceInfo, check_device, devices};
 pub use error::LearnError;
 pub use in_process::in_process;

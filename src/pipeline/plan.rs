@@ -12,8 +12,8 @@ use super::{
     faults::{Fault, Faults},
     params::{self, Params},
     spec::{
-        Activation, CsvSpec, DeviceKind, EarlyStopping, FileFormat, Keep, Loss, Missing, PartitionBy, PipelineSpec,
-        Scale, Schedule, TransformSpec, VectorEncoding,
+        Activation, Compression, CsvSpec, DeviceKind, EarlyStopping, FileFormat, Keep, Launcher, Loss, Missing,
+        PartitionBy, PipelineSpec, RunSpec, Scale, Schedule, Spread, SyncStrategy, TransformSpec, VectorEncoding,
     },
 };
 use crate::storage::Location;
@@ -23,8 +23,8 @@ use crate::storage::Location;
 pub struct PipelinePlan {
     /// The pipeline's name.
     pub name: String,
-    /// SHA-256 (hex) of the file's meaning, parameters filled in; `run.executors` is left out,
-    /// for the result does not depend on it.
+    /// SHA-256 (hex) of the file's meaning, parameters filled in; how many executors there are and
+    /// how they are started is left out, for the result does not depend on it.
     pub spec_hash: String,
     /// The parameters' values as text.
     pub params: BTreeMap<String, String>,
@@ -131,7 +131,8 @@ impl PipelinePlan {
     /// the number of partitions settled.
     fn hash(&self, mut spec: PipelineSpec) -> String {
         spec.params.clear();
-        spec.run.executors = 1;
+        spec.run =
+            RunSpec { device: spec.run.device, memory: spec.run.memory, seed: spec.run.seed, ..RunSpec::default() };
         self.store.as_str().clone_into(&mut spec.store);
         for source in &self.sources {
             spec.sources
@@ -167,6 +168,12 @@ impl PipelinePlan {
 pub struct RunPlan {
     /// Executors, at least 1.
     pub executors: u32,
+    /// How they are started.
+    pub launcher: Launcher,
+    /// Executors that the run needs to go on, 1 to `executors`.
+    pub min_executors: u32,
+    /// Executors that may take part, `executors` or more.
+    pub max_executors: u32,
     /// Where tensors live.
     pub device: DeviceKind,
     /// Memory for data in flight, at least `limits::MIN_MEMORY_BYTES`.
@@ -214,6 +221,8 @@ pub struct ModelPlan {
     pub partition: PartitionPlan,
     /// The network's shape, but for its input width.
     pub net: NetPlan,
+    /// How the model is spread over the executors.
+    pub spread: Spread,
     /// The training.
     pub train: TrainPlan,
 }
@@ -261,8 +270,12 @@ pub struct NetPlan {
 }
 
 /// The training, all defaults filled in.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct TrainPlan {
+    /// How executors keep one model.
+    pub sync: SyncStrategy,
+    /// How gradients travel.
+    pub compression: Compression,
     /// Passes over the rows, at least 1.
     pub epochs: u32,
     /// Rows of one step over all executors, at least 1.
@@ -290,7 +303,7 @@ pub struct TrainPlan {
 }
 
 /// The update rule with its constants.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum Optimizer {
     /// Stochastic gradient descent.
     Sgd {

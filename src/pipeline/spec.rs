@@ -77,6 +77,12 @@ pub enum ParamType {
 pub struct RunSpec {
     /// Executors that train together; default 1.
     pub executors: u32,
+    /// How executors are started; default `in_process`.
+    pub launcher: Launcher,
+    /// Executors that a run needs to go on when some are lost; default all of them.
+    pub min_executors: Option<u32>,
+    /// Executors that may take part when more join; default `executors`.
+    pub max_executors: Option<u32>,
     /// Where tensors live: `cpu`, `wgpu` or `cuda`; default `cpu`.
     pub device: DeviceKind,
     /// Memory for data in flight, such as `512MiB` or `4GiB`; default `2GiB`.
@@ -87,8 +93,29 @@ pub struct RunSpec {
 
 impl Default for RunSpec {
     fn default() -> Self {
-        Self { executors: 1, device: DeviceKind::Cpu, memory: "2GiB".to_owned(), seed: 42 }
+        Self {
+            executors: 1,
+            launcher: Launcher::InProcess,
+            min_executors: None,
+            max_executors: None,
+            device: DeviceKind::Cpu,
+            memory: "2GiB".to_owned(),
+            seed: 42,
+        }
     }
+}
+
+/// How executors are started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Launcher {
+    /// As threads of the run's own process.
+    #[default]
+    InProcess,
+    /// As child processes on this machine.
+    Local,
+    /// By others (by hand, systemd, Kubernetes, Spark): they join the run's address.
+    Static,
 }
 
 /// Where tensors live.
@@ -193,6 +220,10 @@ pub struct ModelSpec {
     /// Whether the decoder uses the encoder's weights, transposed; default false.
     #[serde(default)]
     pub tied_weights: bool,
+    /// How the model is spread over the executors; default `data`: a replica each.
+    #[serde(default, deserialize_with = "short::read")]
+    #[schemars(schema_with = "short::schema::<Spread>")]
+    pub spread: Spread,
     /// The training.
     #[serde(default)]
     pub train: TrainSpec,
@@ -305,6 +336,12 @@ pub enum Activation {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainSpec {
+    /// How executors keep one model; default `all_reduce`.
+    #[serde(deserialize_with = "short::read")]
+    #[schemars(schema_with = "short::schema::<SyncStrategy>")]
+    pub sync: SyncStrategy,
+    /// How gradients travel between executors; default `none`: as they are.
+    pub compression: Compression,
     /// Passes over the rows; default 10.
     pub epochs: u32,
     /// Rows of one step, over all executors; default 256.
@@ -341,6 +378,8 @@ pub struct TrainSpec {
 impl Default for TrainSpec {
     fn default() -> Self {
         Self {
+            sync: SyncStrategy::default(),
+            compression: Compression::None,
             epochs: 10,
             batch: 256,
             loss: Loss::Mse,
@@ -358,6 +397,128 @@ impl Default for TrainSpec {
             checkpoint_steps: None,
         }
     }
+}
+
+/// How executors keep one model. Written as a name alone, `sync: local_sgd`, or with settings,
+/// `sync: { local_sgd: { steps: 16 } }`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum SyncStrategy {
+    /// Gradients are summed over all executors, and each makes the same update.
+    AllReduce {
+        /// Steps whose gradients are added up before they are exchanged; default 1.
+        #[serde(default = "one")]
+        batches: u32,
+    },
+    /// The same, but each executor updates its part of the parameters alone and keeps the
+    /// optimizer's state of that part only.
+    Sharded {},
+    /// Servers hold the parameters; executors pull them and push gradients.
+    ParameterServer {
+        /// Servers, each with a part of the parameters; default 1.
+        #[serde(default = "one")]
+        servers: u32,
+        /// When a gradient is applied; default `sync`.
+        #[serde(default)]
+        mode: ServerMode,
+        /// For `bounded`: steps that the fastest executor may be ahead of the slowest; default 4.
+        #[serde(default = "staleness")]
+        staleness: u32,
+    },
+    /// Each executor makes updates of its own; then parameters are averaged.
+    LocalSgd {
+        /// Steps between two averages; default 8.
+        #[serde(default = "local_steps")]
+        steps: u32,
+        /// Momentum of the averages' change, 0 to 1; default 0: plain averages.
+        #[serde(default)]
+        outer_momentum: f64,
+        /// What the averages' change is multiplied by; default 1.
+        #[serde(default = "outer_learning_rate")]
+        outer_learning_rate: f64,
+    },
+}
+
+impl Default for SyncStrategy {
+    fn default() -> Self {
+        Self::AllReduce { batches: 1 }
+    }
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn staleness() -> u32 {
+    4
+}
+
+fn local_steps() -> u32 {
+    8
+}
+
+fn outer_learning_rate() -> f64 {
+    1.0
+}
+
+/// When a parameter server applies gradients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ServerMode {
+    /// All of a step together.
+    #[default]
+    Sync,
+    /// Each at once.
+    Async,
+    /// Each at once, but no executor gets further ahead than `staleness` steps.
+    Bounded,
+}
+
+/// How gradients travel between executors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Compression {
+    /// As they are, 4 bytes a number.
+    #[default]
+    None,
+    /// Rounded to bfloat16, 2 bytes a number.
+    Bf16,
+    /// Only this fraction of them, the largest; what is left out is added to the next step's.
+    TopK(f64),
+}
+
+/// How a model is spread over the executors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Spread {
+    /// A replica each; rows are dealt.
+    Data {},
+    /// Some consecutive layers each; every row passes through all executors.
+    Pipeline {
+        /// Parts of a batch that are under way at the same time; default 4.
+        #[serde(default = "micro_batches")]
+        micro_batches: u32,
+    },
+    /// Some features each, with an encoder and a decoder of their own that meet at the embedding.
+    Vertical {
+        /// Slices of the features, each a set of columns; default 2.
+        #[serde(default = "slices")]
+        slices: u32,
+    },
+}
+
+impl Default for Spread {
+    fn default() -> Self {
+        Self::Data {}
+    }
+}
+
+fn micro_batches() -> u32 {
+    4
+}
+
+fn slices() -> u32 {
+    2
 }
 
 /// What is minimised.
@@ -470,4 +631,49 @@ pub enum VectorEncoding {
     List,
     /// A fixed-size list, for Arrow readers.
     FixedSizeList,
+}
+
+/// Choices with settings, which may be written as a name alone.
+mod short {
+    use std::{fmt, marker::PhantomData};
+
+    use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+    use serde::{
+        Deserialize, Deserializer,
+        de::{Error, MapAccess, Visitor, value::MapAccessDeserializer},
+    };
+
+    /// Reads `name` as `{ name: {} }`.
+    pub(super) fn read<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
+        deserializer.deserialize_any(Short(PhantomData))
+    }
+
+    struct Short<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Short<T> {
+        type Value = T;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a name, or a name with settings")
+        }
+
+        fn visit_str<E: Error>(self, name: &str) -> Result<T, E> {
+            let settings = [(name, std::iter::empty::<(&str, u32)>())].into_iter();
+            let settings = settings.map(|(name, none)| (name.to_owned(), serde::de::value::MapDeserializer::new(none)));
+            T::deserialize(serde::de::value::MapDeserializer::new(settings))
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+            T::deserialize(MapAccessDeserializer::new(map))
+        }
+    }
+
+    /// The schema of `T`, or one of its names.
+    pub(super) fn schema<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+        let full = T::json_schema(generator);
+        let variants = full.get("oneOf").and_then(|variants| variants.as_array()).cloned().unwrap_or_default();
+        let names = variants.iter().filter_map(|variant| variant["required"][0].as_str());
+        let names: Vec<String> = names.map(str::to_owned).collect();
+        json_schema!({ "anyOf": [{ "enum": names }, full] })
+    }
 }

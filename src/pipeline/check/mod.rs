@@ -106,7 +106,20 @@ impl Checker<'_> {
         let least = limits::MIN_MEMORY_BYTES;
         let help = format!("give it at least {}MiB", least >> 20);
         self.require(memory_bytes >= least, &path, "too little memory to hold a few batches", &help);
-        RunPlan { executors: run.executors, device: run.device, memory_bytes, seed: run.seed }
+        let (min, max) = (run.min_executors.unwrap_or(run.executors), run.max_executors.unwrap_or(run.executors));
+        let fits = (1..=run.executors.max(1)).contains(&min);
+        self.require(fits, &["run", "min_executors"], "expected 1 up to the number of `executors`", "");
+        let fits = (run.executors..=MAX_EXECUTORS).contains(&max);
+        self.require(fits, &["run", "max_executors"], "expected the number of `executors`, up to 1024", "");
+        RunPlan {
+            executors: run.executors,
+            launcher: run.launcher,
+            min_executors: min,
+            max_executors: max,
+            device: run.device,
+            memory_bytes,
+            seed: run.seed,
+        }
     }
 
     /// A path or URL of the file.

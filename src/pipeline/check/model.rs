@@ -6,11 +6,14 @@ use crate::{
     pipeline::{
         plan::{FeaturePlan, ModelPlan, NetPlan, Optimizer, PartitionPlan, TrainPlan},
         spec::{
-            Activation, FeatureSpec, Keep, Loss, Missing, ModelSpec, OptimizerKind, PartitionBy, PartitionSpec, Scale,
-            Schedule, TrainSpec,
+            Activation, Compression, FeatureSpec, Keep, Loss, Missing, ModelSpec, OptimizerKind, PartitionBy,
+            PartitionSpec, Scale, Schedule, Spread, SyncStrategy, TrainSpec,
         },
     },
 };
+
+/// Parameter servers at most: each has a connection to every executor.
+const MAX_SERVERS: u32 = 64;
 
 impl Checker<'_> {
     /// One model.
@@ -25,6 +28,7 @@ impl Checker<'_> {
             features: spec.features.iter().enumerate().map(|(i, feature)| self.feature(name, i, feature)).collect(),
             partition: self.partition(name, &spec.partition, executors),
             net: self.net(name, spec),
+            spread: self.spread(name, spec),
             train: self.train(name, &spec.train),
         }
     }
@@ -130,7 +134,10 @@ impl Checker<'_> {
         self.schedule(model, spec);
         let keep = spec.keep.unwrap_or(if spec.validation > 0.0 { Keep::Best } else { Keep::Last });
         let adamw = spec.optimizer == OptimizerKind::Adamw;
+        self.sync(model, spec);
         TrainPlan {
+            sync: spec.sync,
+            compression: spec.compression,
             epochs: spec.epochs,
             batch: spec.batch,
             loss: spec.loss,
@@ -143,6 +150,75 @@ impl Checker<'_> {
             early_stopping: spec.early_stopping,
             keep,
             checkpoint_steps: spec.checkpoint_steps,
+        }
+    }
+
+    /// What makes no sense together is a fault here, so that no run starts with it.
+    fn spread(&mut self, model: &str, spec: &ModelSpec) -> Spread {
+        let at = |kind: &'static str, key: &'static str| ["models", model, "spread", kind, key];
+        match spec.spread {
+            Spread::Data {} => return spec.spread,
+            Spread::Pipeline { micro_batches } => {
+                let message = "expected at least one part of a batch";
+                self.require(micro_batches >= 1, &at("pipeline", "micro_batches"), message, "");
+            }
+            Spread::Vertical { slices } => {
+                let path = at("vertical", "slices");
+                self.require(slices >= 1, &path, "expected at least one slice", "");
+                let narrowest = spec.hidden.iter().copied().min().unwrap_or(usize::MAX);
+                let message = format!("{slices} slices do not fit a hidden layer of {narrowest}");
+                self.require(
+                    slices as usize <= narrowest,
+                    &path,
+                    &message,
+                    "a slice needs a part of each hidden layer",
+                );
+            }
+        }
+        let path = ["models", model, "spread"];
+        self.require(
+            !spec.tied_weights,
+            &path,
+            "`tied_weights` needs encoder and decoder in one place",
+            "use `spread: data`",
+        );
+        let path = ["models", model, "train", "sync"];
+        let replicas = spec.train.sync == SyncStrategy::default();
+        let message = "a model that is spread has no replicas to keep alike";
+        self.require(replicas, &path, message, "leave `sync` out, or use `spread: data`");
+        let path = ["models", model, "train", "compression"];
+        let plain = spec.train.compression == Compression::None;
+        self.require(plain, &path, "a model that is spread exchanges no gradients", "leave `compression` out");
+        spec.spread
+    }
+
+    fn sync(&mut self, model: &str, spec: &TrainSpec) {
+        let at = |kind: &'static str, key: &'static str| ["models", model, "train", "sync", kind, key];
+        match spec.sync {
+            SyncStrategy::AllReduce { batches } => {
+                self.require(batches >= 1, &at("all_reduce", "batches"), "expected at least one step", "");
+            }
+            SyncStrategy::Sharded {} => {}
+            SyncStrategy::ParameterServer { servers, .. } => {
+                let path = at("parameter_server", "servers");
+                self.require((1..=MAX_SERVERS).contains(&servers), &path, "expected 1 to 64 servers", "");
+            }
+            SyncStrategy::LocalSgd { steps, outer_momentum, outer_learning_rate } => {
+                self.require(steps >= 1, &at("local_sgd", "steps"), "expected at least one step", "");
+                let path = at("local_sgd", "outer_momentum");
+                let fits = (0.0..1.0).contains(&outer_momentum);
+                self.require(fits, &path, "expected a number from 0, below 1", "");
+                let path = at("local_sgd", "outer_learning_rate");
+                self.require(outer_learning_rate > 0.0, &path, "expected a number above 0", "");
+            }
+        }
+        if let Compression::TopK(fraction) = spec.compression {
+            let path = ["models", model, "train", "compression"];
+            let fits = fraction > 0.0 && fraction <= 1.0;
+            self.require(fits, &path, "expected a fraction above 0, up to 1", "0.01 sends the largest hundredth");
+            let exchanges = matches!(spec.sync, SyncStrategy::AllReduce { .. });
+            let message = "`top_k` is for `sync: all_reduce`";
+            self.require(exchanges, &path, message, "use `compression: bf16`, or leave it out");
         }
     }
 

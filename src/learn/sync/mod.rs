@@ -4,7 +4,7 @@
 //! wants to stop, and who met a number that is not finite; in that case nobody goes on to the
 //! second, the gradients, and no parameter has changed anywhere.
 
-use super::{Communicator, LearnError};
+use super::{Communicator, LearnError, Wire};
 use crate::ids::Rank;
 
 /// What one rank brings to a step.
@@ -51,7 +51,7 @@ pub(super) fn average_gradients(
     rows: u64,
     clip_norm: Option<f64>,
 ) -> Result<bool, LearnError> {
-    comm.all_reduce_sum(gradients)?;
+    comm.all_reduce_sum(gradients, Wire::F32)?;
     if !all_finite(gradients) {
         return Ok(false);
     }
