@@ -49,7 +49,7 @@ pub(super) async fn train(fleet: Fleet) -> Result<Vec<Trained>, RunError> {
 }
 
 fn run_ranks(fleet: &Fleet, resume: Option<&Checkpoint>, runtime: &Handle) -> Result<Vec<Trained>, RunError> {
-    let control = Control { stop: Arc::clone(&fleet.stop) };
+    let control = Control { stop: Arc::clone(&fleet.stop), regroup: Arc::default() };
     let comms = learn::in_process(fleet.executors, limits::COLLECTIVE);
     let results: Vec<_> = thread::scope(|scope| {
         let spawn = |comm: Box<dyn Communicator>| {
@@ -97,13 +97,14 @@ fn run_rank(
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|error| RunError::Thread(error.into()))?;
     let feed = Feed::new(fleet.storage.clone(), fleet.feed_plan(rank));
-    let job = fleet.job(resume);
+    let job = fleet.job();
+    let mut state = resume.unwrap_or_default();
     let mut watch = Watch { fleet, runtime };
     let observer: Option<&mut dyn Observer> = if rank == Rank(0) { Some(&mut watch) } else { None };
     pool.install(|| {
         let loss = fleet.plan.train.loss;
         let mut step = learn::burn_step(&fleet.shape, loss, fleet.run.device, rank.0 as usize, fleet.run.seed)?;
-        Ok(learn::train_rank(&job, control, &feed, step.as_mut(), comm.as_mut(), observer)?)
+        Ok(learn::train_rank(&job, control, &feed, step.as_mut(), comm.as_mut(), observer, &mut state)?)
     })
 }
 
@@ -120,7 +121,7 @@ impl Fleet {
         }
     }
 
-    fn job(&self, resume: Option<Checkpoint>) -> TrainJob<'_> {
+    fn job(&self) -> TrainJob<'_> {
         let rows: Vec<u64> = self.partitions.partitions.iter().map(|partition| partition.train_rows).collect();
         TrainJob {
             plan: &self.plan.train,
@@ -128,7 +129,7 @@ impl Fleet {
             held_out_rows: self.partitions.held_out_rows(),
             feature_names: self.features.names(),
             identity: self.identity.clone(),
-            resume,
+            source: Rank(0),
         }
     }
 }

@@ -289,6 +289,7 @@ impl Stages<'_> {
         let mean = |phase: fn(&Trained) -> f64| trained.iter().map(phase).sum::<f64>() / trained.len() as f64;
         self.measure("feed_wait_s", mean(|rank| rank.phases.feed_wait_s));
         self.measure("compute_s", mean(|rank| rank.phases.compute_s));
+        self.measure("wait_s", mean(|rank| rank.phases.wait_s));
         self.measure("communicate_s", mean(|rank| rank.phases.communicate_s));
         self.measure("update_s", mean(|rank| rank.phases.update_s));
         let history = &trained[0].history;

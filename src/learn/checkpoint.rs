@@ -8,10 +8,12 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    LearnError,
+    Communicator, LearnError,
     tensor_file::{self, Array, TensorFile, Values},
 };
 use crate::{
+    ids::Rank,
+    pipeline::spec::Keep,
     runs::EpochRecord,
     storage::{Location, Storage, StorageError},
 };
@@ -59,10 +61,83 @@ struct Header {
     stale_epochs: u32,
 }
 
+/// Numbers of a state besides its buffers and history.
+const HEAD: usize = 10;
+
 /// Numbers of one finished epoch in the `history` array.
 const RECORD: usize = 6;
 
 impl Checkpoint {
+    /// The parameters that become the model.
+    pub fn kept(&self, keep: Keep) -> &[f32] {
+        match &self.best {
+            Some((_, best)) if keep == Keep::Best => best,
+            _ => &self.parameters,
+        }
+    }
+
+    /// Makes every rank's state that of rank `source`; the buffers' sizes must agree already.
+    pub(super) fn share(&mut self, comm: &mut dyn Communicator, source: Rank) -> Result<(), LearnError> {
+        if comm.world_size() == 1 {
+            return Ok(());
+        }
+        let mine = comm.rank() == source;
+        let mut head = if mine { self.numbers() } else { vec![0.0; HEAD] };
+        comm.all_reduce_sum_f64(&mut head)?;
+        let mut history = vec![0.0; head[HEAD - 1] as usize * RECORD];
+        if mine {
+            history = self.history.iter().flat_map(numbers).collect();
+        }
+        comm.all_reduce_sum_f64(&mut history)?;
+        self.take_numbers(&head, &history);
+        comm.broadcast(source, &mut self.parameters)?;
+        for moment in &mut self.moments {
+            comm.broadcast(source, moment)?;
+        }
+        if let Some((_, best)) = &mut self.best {
+            best.resize(self.parameters.len(), 0.0);
+            comm.broadcast(source, best)?;
+        }
+        Ok(())
+    }
+
+    /// All but the buffers, as numbers.
+    fn numbers(&self) -> Vec<f64> {
+        let best = self.best.as_ref().map(|(loss, _)| *loss);
+        vec![
+            f64::from(self.epoch),
+            self.step as f64,
+            self.updates as f64,
+            self.epoch_loss,
+            self.epoch_rows as f64,
+            self.epoch_elapsed_s,
+            best.unwrap_or(f64::NAN),
+            f64::from(self.stale_epochs),
+            self.reference_loss.unwrap_or(f64::NAN),
+            self.history.len() as f64,
+        ]
+    }
+
+    fn take_numbers(&mut self, head: &[f64], history: &[f64]) {
+        let [epoch, step, updates, epoch_loss, epoch_rows, epoch_elapsed_s, best, stale_epochs, reference_loss, _] =
+            head
+        else {
+            return;
+        };
+        let some = |number: &f64| Some(*number).filter(|number| !number.is_nan());
+        self.epoch = *epoch as u32;
+        self.step = *step as u64;
+        self.updates = *updates as u64;
+        self.epoch_loss = *epoch_loss;
+        self.epoch_rows = *epoch_rows as u64;
+        self.epoch_elapsed_s = *epoch_elapsed_s;
+        let parameters = self.best.take().map(|(_, parameters)| parameters).unwrap_or_default();
+        self.best = some(best).map(|loss| (loss, parameters));
+        self.stale_epochs = *stale_epochs as u32;
+        self.reference_loss = some(reference_loss);
+        self.history = history.as_chunks().0.iter().map(record).collect();
+    }
+
     /// Writes it, whole, over the one before.
     pub async fn save(&self, storage: &Storage, location: &Location) -> Result<(), LearnError> {
         Ok(storage.replace(location, self.to_bytes()?.into()).await?)

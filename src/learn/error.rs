@@ -107,6 +107,9 @@ pub enum LearnError {
         /// heard of it.
         blame: String,
     },
+    /// Left, so that the fleet can form anew.
+    #[error("the fleet forms anew")]
+    Regroup,
     /// Told to stop; a checkpoint is on storage.
     #[error("stopped on request; the same command resumes")]
     Interrupted,
@@ -148,6 +151,7 @@ impl Remedied for LearnError {
                 Remedy::FixFile
             }
             Self::NotFinite { .. } => Remedy::FixData,
+            Self::Regroup => Remedy::TryAgain,
             Self::Interrupted => Remedy::Interrupted,
             Self::Encode { .. } | Self::Device { .. } | Self::Rows { .. } => Remedy::ReportBug,
         }

@@ -298,6 +298,9 @@ impl Shared {
         let operation = purpose.operation;
         let deadline = Instant::now() + self.deadline;
         let mut meeting = self.meeting();
+        if let Some(failure) = meeting.failure {
+            return Err(self.error(operation, rank, failure));
+        }
         let number = meeting.number;
         meeting.came[rank.0 as usize] = Some(purpose);
         if meeting.came.iter().all(Option::is_some) {

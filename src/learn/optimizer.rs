@@ -128,10 +128,12 @@ pub(super) fn learning_rate(plan: &TrainPlan, updates: u64, steps_per_epoch: u64
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::pipeline::spec::{Keep, Loss};
+    use crate::pipeline::spec::{Compression, Keep, Loss, SyncStrategy};
 
     pub(in super::super) fn plan(optimizer: Optimizer) -> TrainPlan {
         TrainPlan {
+            sync: SyncStrategy::default(),
+            compression: Compression::None,
             epochs: 4,
             batch: 8,
             loss: Loss::Mse,

@@ -17,11 +17,11 @@ use super::{
     Checkpoint, Communicator, LearnError, Step,
     blame::blame,
     optimizer,
-    sync::{self, Account},
+    sync::{self, Account, At, Strategy, Taken, Votes},
 };
 use crate::{
     data::{Batch, EpochFeed, Feed, StepPlan},
-    ids::Rank,
+    ids::{self, Rank},
     pipeline::{
         TrainPlan,
         spec::{EarlyStopping, Keep, Loss},
@@ -47,8 +47,16 @@ pub struct TrainJob<'a> {
     pub feature_names: Vec<String>,
     /// Ties a checkpoint to what it belongs to.
     pub identity: String,
-    /// Where to go on.
-    pub resume: Option<Checkpoint>,
+    /// The rank whose state all go on with.
+    pub source: Rank,
+}
+
+impl TrainJob<'_> {
+    /// Whether, after a failure, every rank's state is one to go on with; else it is that of the
+    /// last checkpoint.
+    pub fn survives(&self) -> bool {
+        sync::survives(self.plan.sync)
+    }
 }
 
 /// How the outside speaks to all ranks of this process.
@@ -57,6 +65,8 @@ pub struct Control {
     /// Set: make a checkpoint after the current step and stop. Ranks vote on it, so all stop
     /// at the same step even if they see it at different times.
     pub stop: Arc<AtomicBool>,
+    /// Set: leave after the current step, by a vote too, so that the fleet can form anew.
+    pub regroup: Arc<AtomicBool>,
 }
 
 /// What rank 0 tells while it trains; calls block the loop.
@@ -77,7 +87,9 @@ pub struct Phases {
     pub feed_wait_s: f64,
     /// Forward and backward.
     pub compute_s: f64,
-    /// Exchanging gradients, waiting for other ranks included.
+    /// Waiting for slower ranks.
+    pub wait_s: f64,
+    /// Exchanging gradients or parameters.
     pub communicate_s: f64,
     /// Updating parameters.
     pub update_s: f64,
@@ -96,10 +108,14 @@ pub struct Trained {
     pub held_out_rows: u64,
     /// Where the time went.
     pub phases: Phases,
+    /// Bytes that this rank put on the wire.
+    pub bytes_sent: u64,
 }
 
 /// Trains on the calling thread until done, stopped (`LearnError::Interrupted`, after a
-/// checkpoint) or failed. `observer` is given on rank 0 only.
+/// checkpoint), told to regroup (`LearnError::Regroup`) or failed. `state` is where this rank is,
+/// an empty one at the beginning; that of `job.source` counts. However the training ends, the
+/// state is then one between two steps. `observer` is given on rank 0 only.
 pub fn train_rank(
     job: &TrainJob<'_>,
     control: &Control,
@@ -107,12 +123,15 @@ pub fn train_rank(
     step: &mut dyn Step,
     comm: &mut dyn Communicator,
     observer: Option<&mut dyn Observer>,
+    state: &mut Checkpoint,
 ) -> Result<Trained, LearnError> {
     if job.steps.steps() == 0 {
         return Err(LearnError::NoRows { held_out: job.held_out_rows });
     }
-    let state = starting_state(job, step);
+    begin(job, step, state);
+    state.share(comm, job.source)?;
     step.write_parameters(&state.parameters);
+    let strategy = sync::strategy(job.plan, comm, state);
     let mut trainer = Trainer {
         job,
         control,
@@ -121,7 +140,9 @@ pub fn train_rank(
         step,
         comm,
         observer,
+        strategy,
         state,
+        blame: String::new(),
         rows_per_epoch: Vec::new(),
         held_out_rows: 0,
         phases: Phases::default(),
@@ -134,23 +155,21 @@ pub fn train_rank(
     Ok(trainer.finish())
 }
 
-/// The checkpoint, if there is one that fits, else the beginning.
-fn starting_state(job: &TrainJob<'_>, step: &dyn Step) -> Checkpoint {
+/// Makes a state that does not fit the job the one to begin with.
+fn begin(job: &TrainJob<'_>, step: &dyn Step, state: &mut Checkpoint) {
     let mut parameters = vec![0.0; step.parameters()];
-    let moments = optimizer::initial_moments(job.plan.optimizer, parameters.len());
-    let fits = |checkpoint: &&Checkpoint| {
-        checkpoint.identity == job.identity
-            && checkpoint.parameters.len() == parameters.len()
-            && checkpoint.moments.iter().map(Vec::len).eq(moments.iter().map(Vec::len))
-    };
-    if let Some(checkpoint) = job.resume.as_ref().filter(fits) {
-        return checkpoint.clone();
+    let moments = sync::initial_moments(job.plan, parameters.len());
+    let fits = state.identity == job.identity
+        && state.parameters.len() == parameters.len()
+        && state.moments.iter().map(Vec::len).eq(moments.iter().map(Vec::len));
+    if !fits {
+        step.read_parameters(&mut parameters);
+        *state = Checkpoint { identity: job.identity.clone(), parameters, moments, ..Checkpoint::default() };
     }
-    step.read_parameters(&mut parameters);
-    Checkpoint { identity: job.identity.clone(), parameters, moments, ..Checkpoint::default() }
 }
 
-/// A rank at work. `state` is all that the future depends on: a checkpoint is a copy of it.
+/// A rank at work. `state` is all that the future depends on: a checkpoint is a copy of it, made
+/// whole by the strategy.
 struct Trainer<'a, 'o> {
     job: &'a TrainJob<'a>,
     control: &'a Control,
@@ -158,8 +177,11 @@ struct Trainer<'a, 'o> {
     step: &'a mut dyn Step,
     comm: &'a mut dyn Communicator,
     observer: Option<&'a mut (dyn Observer + 'o)>,
-    state: Checkpoint,
+    strategy: Box<dyn Strategy>,
+    state: &'a mut Checkpoint,
     gradients: Vec<f32>,
+    /// What to look at for the number that was not finite on this rank.
+    blame: String,
     rows_per_epoch: Vec<u64>,
     held_out_rows: u64,
     phases: Phases,
@@ -179,68 +201,69 @@ impl Trainer<'_, '_> {
         let mut batches = self.feed.epoch(self.state.epoch, self.state.step);
         self.rows_per_epoch.push(0);
         let mut started = Instant::now();
-        while self.state.step < self.job.steps.steps() {
+        for step in self.state.step..self.job.steps.steps() {
             let batch = next_batch(&mut batches, &mut self.phases)?.unwrap_or(Batch { x: Vec::new(), rows: 0 });
-            let stop = self.train_step(&batch)?;
+            let updates = self.state.updates;
+            let taken = self.train_step(step, &batch)?;
             if let Some(rows) = self.rows_per_epoch.last_mut() {
                 *rows += batch.rows as u64;
             }
             batches.recycle(batch);
             self.state.epoch_elapsed_s += seconds_since(mem::replace(&mut started, Instant::now()));
-            if stop {
-                self.checkpoint()?;
-                return Err(LearnError::Interrupted);
+            match taken {
+                Taken::Alone => {}
+                Taken::Updated(votes) => self.after_update(updates, votes)?,
+                Taken::NotFinite(rank) => return Err(self.not_finite(rank, step + 1)),
             }
-            let every = self.job.plan.checkpoint_steps;
-            if every.is_some_and(|every| every > 0 && self.state.updates.is_multiple_of(every)) {
-                self.checkpoint()?;
-            }
-            self.tell_progress();
+            self.tell_progress(step);
         }
         Ok(())
     }
 
-    /// One update; true if a rank wants to stop.
-    fn train_step(&mut self, batch: &Batch) -> Result<bool, LearnError> {
+    /// Honours votes, and makes a checkpoint where one is due; `updates` were made before.
+    fn after_update(&mut self, updates: u64, votes: Votes) -> Result<(), LearnError> {
+        if votes.stop {
+            self.checkpoint()?;
+            return Err(LearnError::Interrupted);
+        }
+        if votes.regroup {
+            self.strategy.settle(self.comm, self.state)?;
+            return Err(LearnError::Regroup);
+        }
+        let due = |every: u64| every > 0 && self.state.updates / every > updates / every;
+        if self.job.plan.checkpoint_steps.is_some_and(due) { self.checkpoint() } else { Ok(()) }
+    }
+
+    fn train_step(&mut self, step: u64, batch: &Batch) -> Result<Taken, LearnError> {
         let started = Instant::now();
         self.check_range(&batch.x)?;
         let loss = self.step.gradients(&batch.x, batch.rows, &mut self.gradients)?;
         let finite = loss.is_finite() && sync::all_finite(&self.gradients);
-        let stop = self.control.stop.load(Ordering::Relaxed);
-        let computed = Instant::now();
-        self.phases.compute_s += (computed - started).as_secs_f64();
-
-        let account = Account { loss, rows: batch.rows as u64, stop, finite };
-        let total = sync::add_accounts(self.comm, &account)?;
-        if let Some(rank) = total.not_finite {
-            return Err(self.not_finite(rank, || blame(&self.job.feature_names, &batch.x)));
+        if !finite && self.blame.is_empty() {
+            self.blame = blame(&self.job.feature_names, &batch.x);
         }
-        let expected = self.job.steps.rows(self.state.step);
-        if total.rows != expected {
-            return Err(LearnError::Rows {
-                epoch: self.state.epoch + 1,
-                step: self.state.step + 1,
-                got: total.rows,
-                expected,
-            });
+        self.phases.compute_s += seconds_since(started);
+        self.comm.at_step(ids::Step(u64::from(self.state.epoch) * self.job.steps.steps() + step));
+        let votes = Votes {
+            stop: self.control.stop.load(Ordering::Relaxed),
+            regroup: self.control.regroup.load(Ordering::Relaxed),
+        };
+        let taken = self.strategy.step(&mut At {
+            plan: self.job.plan,
+            steps: &self.job.steps,
+            step,
+            account: Account { loss, rows: batch.rows as u64, votes, finite },
+            gradients: &mut self.gradients,
+            comm: self.comm,
+            replica: self.step,
+            state: self.state,
+            phases: &mut self.phases,
+        })?;
+        if taken == Taken::NotFinite(self.comm.rank()) && self.blame.is_empty() {
+            // Every rank's numbers were finite, their sum is not.
+            self.blame = blame(&self.job.feature_names, &batch.x);
         }
-        if !sync::average_gradients(self.comm, &mut self.gradients, total.rows, self.job.plan.clip_norm)? {
-            return Err(self.not_finite(Rank(0), || blame(&self.job.feature_names, &batch.x)));
-        }
-        let exchanged = Instant::now();
-        self.phases.communicate_s += (exchanged - computed).as_secs_f64();
-
-        let state = &mut self.state;
-        let learning_rate = optimizer::learning_rate(self.job.plan, state.updates, self.job.steps.steps());
-        let (parameters, moments) = (&mut state.parameters, &mut state.moments);
-        optimizer::update(self.job.plan, learning_rate, state.updates, parameters, &self.gradients, moments);
-        self.step.write_parameters(parameters);
-        state.step += 1;
-        state.updates += 1;
-        state.epoch_loss += total.loss;
-        state.epoch_rows += total.rows;
-        self.phases.update_s += seconds_since(exchanged);
-        Ok(total.stop)
+        Ok(taken)
     }
 
     /// Cross-entropy has no least value beyond 0..1; training would run away without an error.
@@ -260,18 +283,19 @@ impl Trainer<'_, '_> {
     fn end_epoch(&mut self) -> Result<(), LearnError> {
         let started = Instant::now();
         if !sync::all_finite(&self.state.parameters) {
-            let blame = || "the last update overflowed; lower the learning rate".to_owned();
-            return Err(self.not_finite(Rank(0), blame));
+            "the last update overflowed; lower the learning rate".clone_into(&mut self.blame);
+            return Err(self.not_finite(Rank(0), self.job.steps.steps()));
         }
         let held_out_loss = if self.job.held_out_rows > 0 { Some(self.held_out_loss()?) } else { None };
 
-        let state = &mut self.state;
+        let state = &mut *self.state;
         let last_update = state.updates.saturating_sub(1);
+        let per_epoch = sync::updates_per_epoch(self.job.plan.sync, self.job.steps.steps());
         let record = EpochRecord {
             epoch: state.epoch + 1,
             loss: state.epoch_loss / state.epoch_rows.max(1) as f64,
             held_out_loss,
-            learning_rate: optimizer::learning_rate(self.job.plan, last_update, self.job.steps.steps()),
+            learning_rate: optimizer::learning_rate(self.job.plan, last_update, per_epoch),
             rows: state.epoch_rows,
             elapsed_s: state.epoch_elapsed_s + seconds_since(started),
         };
@@ -289,8 +313,7 @@ impl Trainer<'_, '_> {
     /// The mean loss over all ranks' held-out rows.
     fn held_out_loss(&mut self) -> Result<f64, LearnError> {
         let mut batches = self.feed.held_out();
-        let mut account = Account { finite: true, ..Account::default() };
-        let mut to_blame = String::new();
+        let mut account = Account::default();
         while let Some(batch) = next_batch(&mut batches, &mut self.phases)? {
             let started = Instant::now();
             self.check_range(&batch.x)?;
@@ -298,7 +321,7 @@ impl Trainer<'_, '_> {
             self.phases.compute_s += seconds_since(started);
             if account.finite && !loss.is_finite() {
                 account.finite = false;
-                to_blame = format!("in held-out rows, {}", blame(&self.job.feature_names, &batch.x));
+                self.blame = format!("in held-out rows, {}", blame(&self.job.feature_names, &batch.x));
             }
             account.loss += loss;
             account.rows += batch.rows as u64;
@@ -307,46 +330,44 @@ impl Trainer<'_, '_> {
         self.held_out_rows = account.rows;
         let started = Instant::now();
         let total = sync::add_accounts(self.comm, &account)?;
-        self.phases.communicate_s += seconds_since(started);
+        self.phases.wait_s += seconds_since(started);
         match total.not_finite {
-            Some(rank) => Err(self.not_finite(rank, || to_blame)),
+            Some(rank) => Err(self.not_finite(rank, self.job.steps.steps())),
             None => Ok(total.loss / total.rows.max(1) as f64),
         }
     }
 
     /// The same error on every rank, but for the blame, which only `rank` can tell.
-    fn not_finite(&self, rank: Rank, blame: impl FnOnce() -> String) -> LearnError {
-        let blame = if rank == self.comm.rank() { blame() } else { String::new() };
-        // At the end of an epoch, the step before.
-        let step = (self.state.step + 1).min(self.job.steps.steps());
+    fn not_finite(&mut self, rank: Rank, step: u64) -> LearnError {
+        let blame = if rank == self.comm.rank() { mem::take(&mut self.blame) } else { String::new() };
         LearnError::NotFinite { rank, epoch: self.state.epoch + 1, step, blame }
     }
 
     fn checkpoint(&mut self) -> Result<(), LearnError> {
+        self.strategy.settle(self.comm, self.state)?;
         match &mut self.observer {
-            Some(observer) => observer.checkpoint(&self.state),
+            Some(observer) => observer.checkpoint(self.state),
             None => Ok(()),
         }
     }
 
-    fn tell_progress(&mut self) {
+    fn tell_progress(&mut self, step: u64) {
         if let Some(observer) = &mut self.observer
             && self.told.elapsed() >= PROGRESS
         {
-            observer.progress(self.state.epoch, self.state.step);
+            observer.progress(self.state.epoch, step + 1);
             self.told = Instant::now();
         }
     }
 
     fn finish(self) -> Trained {
-        let Checkpoint { parameters, best, history, .. } = self.state;
-        let best = best.map(|(_, parameters)| parameters).filter(|_| self.job.plan.keep == Keep::Best);
         Trained {
-            parameters: best.unwrap_or(parameters),
-            history,
+            parameters: self.state.kept(self.job.plan.keep).to_vec(),
+            history: self.state.history.clone(),
             rows_per_epoch: self.rows_per_epoch,
             held_out_rows: self.held_out_rows,
             phases: self.phases,
+            bytes_sent: self.comm.bytes_sent(),
         }
     }
 }

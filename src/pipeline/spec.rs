@@ -640,7 +640,10 @@ mod short {
     use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
     use serde::{
         Deserialize, Deserializer,
-        de::{Error, MapAccess, Visitor, value::MapAccessDeserializer},
+        de::{
+            Error, MapAccess, Visitor,
+            value::{MapAccessDeserializer, MapDeserializer},
+        },
     };
 
     /// Reads `name` as `{ name: {} }`.
@@ -658,9 +661,9 @@ mod short {
         }
 
         fn visit_str<E: Error>(self, name: &str) -> Result<T, E> {
-            let settings = [(name, std::iter::empty::<(&str, u32)>())].into_iter();
-            let settings = settings.map(|(name, none)| (name.to_owned(), serde::de::value::MapDeserializer::new(none)));
-            T::deserialize(serde::de::value::MapDeserializer::new(settings))
+            let none = MapDeserializer::new(std::iter::empty::<(&str, u32)>());
+            let named = MapDeserializer::new(std::iter::once((name, none)));
+            T::deserialize(MapAccessDeserializer::new(named))
         }
 
         fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {

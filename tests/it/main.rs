@@ -16,4 +16,5 @@ mod pipeline;
 mod query;
 mod run;
 mod storage;
+mod strategies;
 mod training;

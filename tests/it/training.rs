@@ -205,11 +205,12 @@ impl Prepared {
         let run = |mut comm: Box<dyn Communicator>| {
             let rank = comm.rank();
             let mut step = Counted { step: self.step(), count: &counts[rank.0 as usize] };
-            let control = Control { stop: Arc::clone(&stops[rank.0 as usize]) };
+            let control = Control { stop: Arc::clone(&stops[rank.0 as usize]), regroup: Arc::default() };
+            let mut state = resume.cloned().unwrap_or_default();
             let mut watcher = Watcher { told: &told, watch, stop: &stops[executors as usize / 2] };
             let observer: Option<&mut dyn Observer> = if rank == Rank(0) { Some(&mut watcher) } else { None };
             let feed = self.feed(rank, executors);
-            train_rank(&self.job(resume.cloned()), &control, &feed, &mut step, comm.as_mut(), observer)
+            train_rank(&self.job(), &control, &feed, &mut step, comm.as_mut(), observer, &mut state)
         };
         let comms = learn::in_process(executors, Duration::from_mins(1));
         let ranks = thread::scope(|scope| {
@@ -221,7 +222,7 @@ impl Prepared {
         Outcome { ranks, steps: passes, checkpoints, epochs }
     }
 
-    fn job(&self, resume: Option<Checkpoint>) -> TrainJob<'_> {
+    fn job(&self) -> TrainJob<'_> {
         let rows: Vec<u64> = self.partitions.partitions.iter().map(|partition| partition.train_rows).collect();
         TrainJob {
             plan: &self.model.train,
@@ -229,7 +230,7 @@ impl Prepared {
             held_out_rows: self.partitions.held_out_rows(),
             feature_names: self.features.names(),
             identity: IDENTITY.to_owned(),
-            resume,
+            source: Rank(0),
         }
     }
 

@@ -1,22 +1,134 @@
-//! How gradients meet: synchronous all-reduce.
+//! How ranks keep one model: what happens with the gradients of a step.
 //!
-//! Each step makes two exchanges. The first, a few numbers, carries losses, rows and votes: who
-//! wants to stop, and who met a number that is not finite; in that case nobody goes on to the
-//! second, the gradients, and no parameter has changed anywhere.
+//! ```text
+//!   train loop ──gradients, account──▶ Strategy::step ──Communicator──▶ other ranks
+//!                                        │
+//!              state: parameters, moments, place; only ever changed as a whole
+//! ```
+//!
+//! Before anything changes, ranks exchange a few numbers: losses, rows and votes, who wants to
+//! stop, and who met a number that is not finite; in that case no parameter has changed anywhere.
 
-use super::{Communicator, LearnError, Wire};
-use crate::ids::Rank;
+mod all_reduce;
+mod local_sgd;
+mod reducer;
+mod sharded;
 
-/// What one rank brings to a step.
+use std::time::Instant;
+
+use self::{all_reduce::AllReduce, local_sgd::LocalSgd, sharded::Sharded};
+use super::{Checkpoint, Communicator, LearnError, Phases, Step, optimizer};
+use crate::{
+    data::StepPlan,
+    ids::Rank,
+    pipeline::{TrainPlan, spec::SyncStrategy},
+};
+
+/// A strategy at work, one per rank.
+pub(super) trait Strategy: Send {
+    /// Takes a step's gradients, and brings parameters up to date.
+    fn step(&mut self, at: &mut At<'_>) -> Result<Taken, LearnError>;
+
+    /// Makes rank 0's state whole, for a checkpoint; called on all ranks after a `Taken::Updated`.
+    fn settle(&mut self, comm: &mut dyn Communicator, state: &mut Checkpoint) -> Result<(), LearnError>;
+}
+
+/// A step of this rank, forward and backward done.
+pub(super) struct At<'a> {
+    pub plan: &'a TrainPlan,
+    pub steps: &'a StepPlan,
+    /// Within the epoch, from 0.
+    pub step: u64,
+    pub account: Account,
+    /// Of the sum over this rank's rows.
+    pub gradients: &'a mut [f32],
+    pub comm: &'a mut dyn Communicator,
+    pub replica: &'a mut dyn Step,
+    pub state: &'a mut Checkpoint,
+    pub phases: &'a mut Phases,
+}
+
+/// What became of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Taken {
+    /// Nothing was exchanged; the state is still that of an earlier step.
+    Alone,
+    /// The state is that after this step, on every rank; with all ranks' votes.
+    Updated(Votes),
+    /// A rank met a number that is not finite; the state has not changed.
+    NotFinite(Rank),
+}
+
+/// What ranks want: one is enough for all.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Votes {
+    /// To make a checkpoint and stop.
+    pub stop: bool,
+    /// To leave, so that the fleet forms anew.
+    pub regroup: bool,
+}
+
+/// The strategy of a plan. What it keeps of `state` for itself it takes out.
+pub(super) fn strategy(plan: &TrainPlan, comm: &dyn Communicator, state: &mut Checkpoint) -> Box<dyn Strategy> {
+    match plan.sync {
+        SyncStrategy::AllReduce { batches } => Box::new(AllReduce::new(batches, plan.compression)),
+        SyncStrategy::Sharded {} => Box::new(Sharded::new(comm, plan.compression, state)),
+        SyncStrategy::LocalSgd { steps, outer_momentum, outer_learning_rate } => {
+            Box::new(LocalSgd::new(steps, outer_momentum, outer_learning_rate, plan.compression))
+        }
+        // Still to come.
+        SyncStrategy::ParameterServer { .. } => Box::new(AllReduce::new(1, plan.compression)),
+    }
+}
+
+/// Zeroed buffers that optimizer and strategy keep between updates, in a checkpoint's order.
+pub(super) fn initial_moments(plan: &TrainPlan, parameters: usize) -> Vec<Vec<f32>> {
+    let mut moments = optimizer::initial_moments(plan.optimizer, parameters);
+    if local_sgd::has_velocity(plan.sync) {
+        moments.push(vec![0.0; parameters]);
+    }
+    moments
+}
+
+/// Whether every rank's state is whole after a failure, so that any of them can go on with it.
+pub(super) fn survives(strategy: SyncStrategy) -> bool {
+    matches!(strategy, SyncStrategy::AllReduce { .. } | SyncStrategy::LocalSgd { .. })
+}
+
+/// Updates that the optimizer makes in an epoch of so many steps.
+pub(super) fn updates_per_epoch(strategy: SyncStrategy, steps: u64) -> u64 {
+    match strategy {
+        SyncStrategy::AllReduce { batches } => steps.div_ceil(u64::from(batches.max(1))),
+        _ => steps,
+    }
+}
+
+/// What one rank brings to an exchange.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Account {
     /// Sum over rows of the mean over features.
     pub loss: f64,
     pub rows: u64,
-    /// Wants to stop after this step.
-    pub stop: bool,
+    pub votes: Votes,
     /// Whether its loss and gradient are finite.
     pub finite: bool,
+}
+
+impl Default for Account {
+    fn default() -> Self {
+        Self { loss: 0.0, rows: 0, votes: Votes::default(), finite: true }
+    }
+}
+
+impl Account {
+    /// Takes a further step's account in.
+    fn add(&mut self, step: &Self) {
+        self.loss += step.loss;
+        self.rows += step.rows;
+        self.votes.stop |= step.votes.stop;
+        self.votes.regroup |= step.votes.regroup;
+        self.finite &= step.finite;
+    }
 }
 
 /// What all ranks together brought.
@@ -24,48 +136,78 @@ pub(super) struct Account {
 pub(super) struct Total {
     pub loss: f64,
     pub rows: u64,
-    pub stop: bool,
+    pub votes: Votes,
     /// The first rank that met a number that is not finite.
     pub not_finite: Option<Rank>,
 }
 
 /// Adds up the ranks' accounts; the same total on every rank.
 pub(super) fn add_accounts(comm: &mut dyn Communicator, account: &Account) -> Result<Total, LearnError> {
-    // The loss, rows, votes to stop, then one number per rank: 1 where it is not finite.
-    let mut bucket = vec![0.0; 3 + comm.world_size() as usize];
+    // The loss, rows, two votes, then one number per rank: 1 where it is not finite.
+    const HEAD: usize = 4;
+    let mut bucket = vec![0.0; HEAD + comm.world_size() as usize];
     // One rank's NaN would make the sum NaN; its vote tells enough.
     bucket[0] = if account.finite { account.loss } else { 0.0 };
     bucket[1] = account.rows as f64;
-    bucket[2] = f64::from(account.stop);
-    bucket[3 + comm.rank().0 as usize] = f64::from(!account.finite);
+    bucket[2] = f64::from(account.votes.stop);
+    bucket[3] = f64::from(account.votes.regroup);
+    bucket[HEAD + comm.rank().0 as usize] = f64::from(!account.finite);
     comm.all_reduce_sum_f64(&mut bucket)?;
-    let not_finite = bucket[3..].iter().position(|vote| *vote > 0.0).map(|rank| Rank(rank as u32));
-    Ok(Total { loss: bucket[0], rows: bucket[1] as u64, stop: bucket[2] > 0.0, not_finite })
+    let not_finite = bucket[HEAD..].iter().position(|vote| *vote > 0.0).map(|rank| Rank(rank as u32));
+    let votes = Votes { stop: bucket[2] > 0.0, regroup: bucket[3] > 0.0 };
+    Ok(Total { loss: bucket[0], rows: bucket[1] as u64, votes, not_finite })
 }
 
-/// Sums the gradients over ranks, divides them by the step's rows and cuts them to `clip_norm`
-/// if they are longer. Gives whether the result is finite: finite summands can overflow.
-pub(super) fn average_gradients(
-    comm: &mut dyn Communicator,
-    gradients: &mut [f32],
-    rows: u64,
-    clip_norm: Option<f64>,
-) -> Result<bool, LearnError> {
-    comm.all_reduce_sum(gradients, Wire::F32)?;
-    if !all_finite(gradients) {
-        return Ok(false);
+impl At<'_> {
+    /// Whether this is the last step of some `count` that belong together, or of the epoch.
+    fn closes(&self, count: u64) -> bool {
+        let next = self.step + 1;
+        next == self.steps.steps() || next.is_multiple_of(count.max(1))
     }
+
+    /// Exchanges accounts since the state's step, and checks that all rows are there.
+    fn agree(&mut self, account: &Account) -> Result<Total, LearnError> {
+        let started = Instant::now();
+        let total = add_accounts(self.comm, account)?;
+        self.phases.wait_s += started.elapsed().as_secs_f64();
+        let expected = (self.state.step..=self.step).map(|step| self.steps.rows(step)).sum();
+        if total.not_finite.is_none() && total.rows != expected {
+            let (epoch, step) = (self.state.epoch + 1, self.step + 1);
+            return Err(LearnError::Rows { epoch, step, got: total.rows, expected });
+        }
+        Ok(total)
+    }
+
+    /// The step size of the `ahead`-th update from the state on.
+    fn learning_rate(&self, ahead: u64) -> f64 {
+        let per_epoch = updates_per_epoch(self.plan.sync, self.steps.steps());
+        optimizer::learning_rate(self.plan, self.state.updates + ahead, per_epoch)
+    }
+
+    /// Moves the state's place behind this step.
+    fn advance(&mut self, updates: u64, total: &Total) {
+        self.state.step = self.step + 1;
+        self.state.updates += updates;
+        self.state.epoch_loss += total.loss;
+        self.state.epoch_rows += total.rows;
+    }
+}
+
+/// What a sum of gradients is multiplied by: to their mean over `rows`, then, where its L2 norm is
+/// longer than `clip_norm`, down to that. `norm` is that of the sum.
+fn gradient_scale(rows: u64, clip_norm: Option<f64>, norm: impl FnOnce() -> f64) -> f32 {
     let mut scale = 1.0 / rows.max(1) as f64;
     if let Some(most) = clip_norm {
-        let norm = l2_norm(gradients) * scale;
         // As PyTorch's clip_grad_norm_.
-        scale *= (most / (norm + 1e-6)).min(1.0);
+        scale *= (most / (norm() * scale + 1e-6)).min(1.0);
     }
-    let scale = scale as f32;
-    for gradient in gradients {
-        *gradient *= scale;
+    scale as f32
+}
+
+fn multiply(numbers: &mut [f32], factor: f32) {
+    for number in numbers {
+        *number *= factor;
     }
-    Ok(true)
 }
 
 /// Whether no number is NaN or infinite. Looks at all of them: without an early exit the loop
@@ -76,7 +218,7 @@ pub(super) fn all_finite(numbers: &[f32]) -> bool {
 }
 
 /// In f64, in lanes that the compiler can vectorise; the same order on every rank.
-fn l2_norm(numbers: &[f32]) -> f64 {
+fn sum_of_squares(numbers: &[f32]) -> f64 {
     let (chunks, rest) = numbers.as_chunks::<8>();
     let mut lanes = [0.0_f64; 8];
     for chunk in chunks {
@@ -85,17 +227,18 @@ fn l2_norm(numbers: &[f32]) -> f64 {
         }
     }
     let rest: f64 = rest.iter().map(|number| f64::from(*number).powi(2)).sum();
-    (lanes.iter().sum::<f64>() + rest).sqrt()
+    lanes.iter().sum::<f64>() + rest
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::{thread, time::Duration};
 
     use super::*;
     use crate::learn::in_process;
 
-    fn fleet<T: Send>(world: u32, work: impl Fn(&mut dyn Communicator) -> T + Sync) -> Vec<T> {
+    /// Runs `work` on every rank's own thread; results by rank.
+    pub(super) fn fleet<T: Send>(world: u32, work: impl Fn(&mut dyn Communicator) -> T + Sync) -> Vec<T> {
         let work = &work;
         thread::scope(|scope| {
             let ranks = in_process(world, Duration::from_mins(1));
@@ -111,36 +254,28 @@ mod tests {
                 let rank = comm.rank().0;
                 let finite = !nan.contains(&rank);
                 let loss = if finite { f64::from(rank) } else { f64::NAN };
-                let account = Account { loss, rows: 10, stop: stop.contains(&rank), finite };
+                let votes = Votes { stop: stop.contains(&rank), regroup: rank == 3 };
+                let account = Account { loss, rows: 10, votes, finite };
                 add_accounts(comm, &account).unwrap()
             });
             assert!(totals.iter().all(|total| *total == expected), "{totals:?}");
         };
-        check(&[], &[], Total { loss: 6.0, rows: 40, stop: false, not_finite: None });
-        check(&[3, 2], &[1], Total { loss: 1.0, rows: 40, stop: true, not_finite: Some(Rank(2)) });
+        let votes = |stop| Votes { stop, regroup: true };
+        check(&[], &[], Total { loss: 6.0, rows: 40, votes: votes(false), not_finite: None });
+        check(&[3, 2], &[1], Total { loss: 1.0, rows: 40, votes: votes(true), not_finite: Some(Rank(2)) });
     }
 
     #[test]
     fn gradients_are_averaged_then_clipped() {
-        let check = |clip_norm: Option<f64>, expected: [f32; 2]| {
-            let found = fleet(2, |comm| {
-                let mut gradients = if comm.rank() == Rank(0) { [3.0, 8.0] } else { [3.0, 0.0] };
-                assert!(average_gradients(comm, &mut gradients, 2, clip_norm).unwrap());
-                gradients
-            });
-            for gradients in found {
-                assert!(gradients.iter().zip(expected).all(|(g, e)| (g - e).abs() < 1e-5), "{gradients:?}");
-            }
-        };
-        check(None, [3.0, 4.0]);
-        check(Some(10.0), [3.0, 4.0]);
-        check(Some(0.5), [0.3, 0.4]);
+        let norm = || (36.0_f64 + 64.0).sqrt();
+        let check = |clip_norm, expected: f32| assert!((gradient_scale(2, clip_norm, norm) - expected).abs() < 1e-6);
+        check(None, 0.5);
+        check(Some(10.0), 0.5);
+        check(Some(0.5), 0.05);
     }
 
     #[test]
-    fn a_sum_that_overflows_is_not_finite() {
-        let found = fleet(2, |comm| average_gradients(comm, &mut [f32::MAX; 3], 2, None).unwrap());
-        assert_eq!(found, [false, false]);
+    fn what_is_not_finite_is_found() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             assert!(!all_finite(&[0.0, bad, 1.0]));
         }
@@ -148,9 +283,9 @@ mod tests {
     }
 
     #[test]
-    fn the_norm_takes_every_number() {
+    fn the_sum_of_squares_takes_every_number() {
         let numbers: Vec<f32> = (0..19).map(|number| number as f32).collect();
-        let expected = (0..19).map(|number| f64::from(number * number)).sum::<f64>().sqrt();
-        assert!((l2_norm(&numbers) - expected).abs() < 1e-12);
+        let expected = (0..19).map(|number| f64::from(number * number)).sum::<f64>();
+        assert!((sum_of_squares(&numbers) - expected).abs() < 1e-12);
     }
 }
