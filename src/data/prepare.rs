@@ -4,17 +4,22 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use arrow::datatypes::{DataType, Schema, SchemaRef};
+use futures::{StreamExt, TryStreamExt, stream};
 use parquet::file::{metadata::ParquetMetaData, statistics::Statistics};
+
+use serde::{Deserialize, Serialize};
 
 use super::{
     DataError,
-    parquet::row_groups,
+    file::SnapshotFile,
+    parquet::{arrow_schema, footer, row_groups},
     scan::{Engine, closest},
     source::Content,
     stage::stage,
 };
 use crate::{
     ids::PartitionId,
+    limits,
     pipeline::{Faults, PartitionPlan, PipelinePlan},
     storage::{FileEntry, Location, Storage},
 };
@@ -64,6 +69,44 @@ impl Dataset {
     /// Decoded bytes of the largest row group: what a reader may hold.
     pub fn largest_row_group(&self) -> u64 {
         self.files.iter().flat_map(|file| &file.row_groups).map(|group| group.size_bytes).max().unwrap_or(0)
+    }
+}
+
+/// What another process needs to open a data set that is prepared.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DatasetFiles {
+    columns: Vec<String>,
+    files: Vec<(FileEntry, Option<PartitionId>)>,
+}
+
+impl Dataset {
+    /// The files, for another process.
+    pub fn to_files(&self) -> DatasetFiles {
+        let columns = self.schema.fields().iter().map(|field| field.name().clone()).collect();
+        let files = self.files.iter().map(|file| (file.entry.clone(), file.partition)).collect();
+        DatasetFiles { columns, files }
+    }
+
+    /// The data set again, but for the count of rejected rows; reads all footers.
+    pub async fn open(storage: &Storage, files: &DatasetFiles) -> Result<Self, DataError> {
+        let open = |(entry, partition): &(FileEntry, Option<PartitionId>)| {
+            let (entry, partition, columns) = (entry.clone(), *partition, files.columns.clone());
+            async move {
+                let file = SnapshotFile::new(storage, entry.clone())?;
+                file.check().await?;
+                let metadata = footer(&file).await?;
+                let schema = arrow_schema(&metadata).map_err(|error| file.parquet_error(error))?;
+                let row_groups = row_groups(&metadata, &schema, &columns);
+                let fields = columns.iter().map(|name| schema.field_with_name(name).cloned());
+                let fields = fields.collect::<Result<Vec<_>, _>>().map_err(|error| file.corrupt(error))?;
+                Ok::<_, DataError>((DataFile { entry, row_groups, partition, metadata }, fields))
+            }
+        };
+        let opened: Vec<_> =
+            stream::iter(files.files.iter().map(open)).buffered(limits::FILES_AT_ONCE).try_collect().await?;
+        let schema = opened.first().map(|(_, fields)| Schema::new(fields.clone())).unwrap_or_else(Schema::empty);
+        let files = opened.into_iter().map(|(file, _)| file).collect();
+        Ok(Self { schema: Arc::new(schema), files, rejected: BTreeMap::new() })
     }
 }
 

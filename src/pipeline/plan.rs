@@ -241,7 +241,7 @@ pub struct FeaturePlan {
 }
 
 /// How rows are dealt.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct PartitionPlan {
     /// The rule.
     pub by: PartitionBy,
@@ -327,7 +327,7 @@ pub enum Optimizer {
 }
 
 /// An embedding table to write.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct EmbeddingPlan {
     /// Table name.
     pub name: String,

@@ -68,20 +68,28 @@ pub struct Batch {
     pub rows: usize,
 }
 
-/// The feed of one rank.
+impl Owned {
+    fn new(partition: PartitionId) -> Arc<Self> {
+        Arc::new(Self { partition, kept: OnceCell::new() })
+    }
+}
+
+/// The feed of one rank. Cheap to clone.
+#[derive(Clone)]
 pub struct Feed {
     inner: Arc<Inner>,
     runtime: Handle,
 }
 
+#[derive(Clone)]
 struct Inner {
     source: Arc<Source>,
     steps: StepPlan,
     budget: Budget,
     /// Who may decode a partition to be kept.
-    loads: Semaphore,
+    loads: Arc<Semaphore>,
     /// In order.
-    owned: Vec<Owned>,
+    owned: Vec<Arc<Owned>>,
 }
 
 /// A partition of this rank, with its rows once they are decoded, if they are kept.
@@ -97,12 +105,21 @@ impl Feed {
         let steps = StepPlan::new(&rows, plan.batch);
         let mut owned = plan.owned.clone();
         owned.sort_unstable();
-        let owned = owned.into_iter().map(|partition| Owned { partition, kept: OnceCell::new() }).collect();
+        let owned = owned.into_iter().map(Owned::new).collect();
         let source = Arc::new(Source::new(storage, plan));
         let FeedPlan { dataset, partitions, batch, memory_bytes, .. } = &source.plan;
         let budget = Budget::new(partitions, dataset.largest_row_group(), source.width, *batch, *memory_bytes);
-        let loads = Semaphore::new(budget.loads);
+        let loads = Arc::new(Semaphore::new(budget.loads));
         Self { inner: Arc::new(Inner { source, steps, budget, loads, owned }), runtime: Handle::current() }
+    }
+
+    /// The feed of the same rows for other partitions; what is decoded of those that stay is kept.
+    pub fn owning(&self, mut owned: Vec<PartitionId>) -> Self {
+        owned.sort_unstable();
+        let before = &self.inner.owned;
+        let keep = |id| before.iter().find(|owned| owned.partition == id).map_or_else(|| Owned::new(id), Arc::clone);
+        let inner = Inner { owned: owned.into_iter().map(keep).collect(), ..Inner::clone(&self.inner) };
+        Self { inner: Arc::new(inner), runtime: self.runtime.clone() }
     }
 
     /// The batches of an epoch (from 0) from step `from_step` on: exactly
