@@ -11,13 +11,14 @@ use sha2::{Digest, Sha256};
 
 use super::{
     RunError,
-    fleet::{self, Fleet},
+    fleet::{Encoding, Fleet},
     run::until_stopped,
+    training::{TrainWork, Training},
 };
 use crate::{
     data::{self, Dataset, Engine, FeatureLayout, FittedFeatures, Needs, Partitions, Snapshot},
-    embed::{self, EmbedJob},
-    learn::{self, LearnError, Model, NetShape, Step, Trained},
+    embed,
+    learn::{Model, NetShape, Trained},
     pipeline::{EmbeddingPlan, ModelPlan, PipelinePlan, spec::PartitionBy},
     runs::{self, EmbeddingRecord, EpochRecord, Lease, ModelRecord, RunRecord, RunsError},
     storage::{Location, Storage, StorageError},
@@ -35,6 +36,7 @@ pub(super) struct Stages<'a> {
     pub record: &'a mut RunRecord,
     pub events: &'a Events,
     pub stop: Arc<AtomicBool>,
+    pub fleet: Fleet,
 }
 
 impl Stages<'_> {
@@ -104,27 +106,22 @@ impl Stages<'_> {
         if let Some(done) = self.record.models.iter().find(|model| model.name == plan.name) {
             return Ok(Model::load(self.storage, &done.location).await?);
         }
-        let features = Arc::new(self.fit(engine, plan, dataset).await?);
-        let partitions = data::deal(dataset, &plan.partition, plan.train.validation, self.plan.run.seed);
-        let partitions = Arc::new(partitions);
+        let features = self.fit(engine, plan, dataset).await?;
         let shape = NetShape { features: features.width(), net: plan.net.clone() };
         let started = self.start("train", &plan.name, Some(u64::from(plan.train.epochs)), "epochs");
-        let trained = fleet::train(Fleet {
-            storage: self.storage.clone(),
-            plan: plan.clone(),
+        let work = TrainWork {
+            model: plan.clone(),
             run: self.plan.run.clone(),
-            executors: self.record.executors,
             shape: shape.clone(),
-            dataset: Arc::clone(dataset),
-            features: Arc::clone(&features),
-            partitions: Arc::clone(&partitions),
+            features: features.clone(),
+            dataset: dataset.to_files(),
             identity: self.identity(plan)?,
             checkpoint: self.work.join(&format!("checkpoint-{}.safetensors", plan.name)),
-            lease: Arc::clone(self.lease),
-            events: self.events.clone(),
-            stop: Arc::clone(&self.stop),
-        })
-        .await?;
+            fence: self.lease.fence(),
+        };
+        let training = Training::new(self.storage, work, Arc::clone(dataset));
+        let partitions = Arc::clone(training.partitions());
+        let trained = self.fleet.train(training).await?;
         self.finish("train", &plan.name, started);
         let ledger = training_ledger(&plan.name, dataset, &partitions, &trained);
         self.balance(ledger)?;
@@ -133,7 +130,7 @@ impl Stages<'_> {
             name: plan.name.clone(),
             shape,
             loss: plan.train.loss,
-            features: Arc::unwrap_or_clone(features),
+            features,
             parameters: trained[0].parameters.clone(),
         };
         self.save(&model, &partitions, trained[0].history.clone()).await?;
@@ -186,6 +183,14 @@ impl Stages<'_> {
         self.write_record().await
     }
 
+    /// The folder of a model that is trained.
+    fn saved(&self, name: &str) -> Result<Location, RunError> {
+        let model = self.record.models.iter().find(|model| model.name == name);
+        model
+            .map(|model| model.location.clone())
+            .ok_or(RunError::Protocol { what: "a model is encoded with before it is saved" })
+    }
+
     /// The embedding table: as an earlier attempt committed it, or encoded and committed now.
     async fn embedding(
         &mut self,
@@ -207,22 +212,16 @@ impl Stages<'_> {
             self.prepare(engine, &plan.from, &needs, &plan.name).await?
         };
         let started = self.start("embed", &plan.name, Some(dataset.rows()), "rows");
-        let (device, seed) = (self.plan.run.device, self.plan.run.seed);
-        let replica = || -> Result<Box<dyn Step>, LearnError> {
-            let mut step = learn::burn_step(&model.shape, model.loss, device, 0, seed)?;
-            step.write_parameters(&model.parameters);
-            Ok(step)
-        };
-        let staging = self.work.join(&format!("embed/{}", plan.name));
-        let job = EmbedJob {
-            plan,
+        let encoding = Encoding {
+            table: plan,
             dataset: &dataset,
             model,
-            replica: &replica,
-            executors: self.record.executors,
-            staging: &staging,
+            saved: self.saved(&model.name)?,
+            staging: self.work.join(&format!("embed/{}", plan.name)),
+            run: &self.plan.run,
         };
-        let written = embed::embed(self.storage, &job, &self.stop, &self.progress("embed", &plan.name)).await?;
+        let progress = self.progress("embed", &plan.name);
+        let written = self.fleet.embed(self.storage, encoding, &self.stop, progress).await?;
         let elapsed_s = self.finish("embed", &plan.name, started);
         self.measure("embed_s", elapsed_s);
         self.measure("embed_rows", written.rows as f64);

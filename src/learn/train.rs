@@ -13,6 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     Checkpoint, Communicator, LearnError, Step,
     blame::blame,
@@ -51,14 +53,6 @@ pub struct TrainJob<'a> {
     pub source: Rank,
 }
 
-impl TrainJob<'_> {
-    /// Whether, after a failure, every rank's state is one to go on with; else it is that of the
-    /// last checkpoint.
-    pub fn survives(&self) -> bool {
-        sync::survives(self.plan.sync)
-    }
-}
-
 /// How the outside speaks to all ranks of this process.
 #[derive(Debug, Default)]
 pub struct Control {
@@ -81,7 +75,7 @@ pub trait Observer: Send {
 }
 
 /// Where a rank's time went, seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Phases {
     /// Waiting for the feed.
     pub feed_wait_s: f64,
@@ -96,7 +90,7 @@ pub struct Phases {
 }
 
 /// What came of it; the parameters are the same on every rank.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Trained {
     /// The parameters kept.
     pub parameters: Vec<f32>,

@@ -91,7 +91,7 @@ pub(super) fn initial_moments(plan: &TrainPlan, parameters: usize) -> Vec<Vec<f3
 }
 
 /// Whether every rank's state is whole after a failure, so that any of them can go on with it.
-pub(super) fn survives(strategy: SyncStrategy) -> bool {
+pub fn survives(strategy: SyncStrategy) -> bool {
     matches!(strategy, SyncStrategy::AllReduce { .. } | SyncStrategy::LocalSgd { .. })
 }
 
