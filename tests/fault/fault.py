@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+"""Runs pipelines while their processes are killed, frozen or cut off, one schedule per seed.
+
+  tests/fault/fault.py EMBERFLOW FROM [TO]       seeds FROM to TO
+  tests/fault/fault.py EMBERFLOW FROM TO --keep  keeps the folders of schedules that fail
+
+A schedule is drawn from its seed: strategy, executors, whom it hits, how and when. Whatever
+happens, the run must end within its deadline: complete, or with an exit code that says "start me
+again", after which the same command must complete. Then every row must be there once, the ledger
+must balance, and no process may be left. Cutting hosts off needs root and network namespaces; such
+schedules are skipped, and counted, where there are none.
+
+Needs: pyarrow, numpy (tests/requirements.txt).
+"""
+import argparse
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROWS = [7, 0, 1, 1999, 4000]
+DEADLINE_S = 150
+STRATEGIES = ["all_reduce", "{ all_reduce: { batches: 4 } }", "sharded", "{ local_sgd: { steps: 8 } }"]
+SERVERS = [f"{{ parameter_server: {{ servers: {n}, mode: {mode} }} }}"
+           for n, mode in [(1, "sync"), (2, "sync"), (1, "async"), (2, "bounded")]]
+
+
+def write_rows(folder):
+    """Files of very unequal sizes."""
+    rng = np.random.default_rng(0)
+    mix, first = rng.normal(size=(4, 16)), 0
+    for number, rows in enumerate(ROWS):
+        x = (rng.normal(size=(rows, 4)) @ mix + 0.1 * rng.normal(size=(rows, 16))).astype(np.float32)
+        columns = {"id": np.arange(first, first + rows)} | {f"f{i}": x[:, i] for i in range(16)}
+        pq.write_table(pa.table(columns), folder / f"part-{number}.parquet")
+        first += rows
+
+
+def write_pipeline(folder, strategy, executors, minimum):
+    file = folder / "pipeline.yaml"
+    file.write_text(f"""version: 1
+name: fault
+store: out
+run: {{ executors: {executors}, min_executors: {minimum} }}
+sources:
+  rows: {{ path: rows }}
+models:
+  m:
+    from: rows
+    features: [{{ columns: ["f*"], scale: standard }}]
+    hidden: [64]
+    latent: 4
+    train: {{ sync: {strategy}, epochs: 40, batch: 64, checkpoint_steps: 50 }}
+embeddings:
+  vectors: {{ model: m, key: [id] }}
+""")
+    return file
+
+
+def children(pid):
+    """Executors of a driver, oldest first."""
+    try:
+        found = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+            found += (task / "children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return sorted({int(child) for child in found})
+
+
+def alive(pids):
+    def state(pid):
+        try:
+            return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return "X"
+    return [pid for pid in pids if state(pid) not in "XZ"]
+
+
+class Run:
+    """A run of the binary that is watched to its end."""
+
+    def __init__(self, binary, pipeline, log, prefix=(), extra=()):
+        self.log = log
+        command = [*prefix, binary, "run", str(pipeline), "--output", "json", "--events", str(log) + ".events",
+                   *(extra or ["--launcher", "local"])]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=open(log, "ab"), text=True)
+        self.seen = set()
+
+    def look(self):
+        self.seen.update(children(self.process.pid))
+        return self.process.poll()
+
+    def kill(self):
+        for pid in [self.process.pid, *alive(self.seen)]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def end(self, deadline):
+        """Exit code and the last line of stdout; fails where it hangs."""
+        while self.look() is None:
+            if time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"hangs: not ended within {DEADLINE_S} s")
+            time.sleep(0.02)
+        lines = self.process.stdout.read().strip().splitlines()
+        return self.process.returncode, json.loads(lines[-1]) if lines else {}
+
+
+def hit(rng, run, frozen):
+    """Waits a while, then hits somebody; gives what was done."""
+    until = time.monotonic() + rng.uniform(0.05, 3.0)
+    while time.monotonic() < until:
+        if run.look() is not None:
+            return "nobody, it had ended"
+        time.sleep(0.01)
+    executors = alive(children(run.process.pid))
+    targets = [("an executor", pid) for pid in executors] * 2 + [("the driver", run.process.pid)]
+    who, pid = rng.choice(targets)
+    how = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+    try:
+        os.kill(pid, how)
+    except ProcessLookupError:
+        return "nobody, it had ended"
+    if how == signal.SIGSTOP:
+        frozen.append((pid, time.monotonic() + rng.choice([1.0, 20.0])))
+    return f"{who} by {how.name}"
+
+
+def thaw(frozen):
+    for pid, until in list(frozen):
+        if time.monotonic() > until:
+            frozen.remove((pid, until))
+            try:
+                os.kill(pid, signal.SIGCONT)
+            except ProcessLookupError:
+                pass
+
+
+def check(folder, result):
+    """Every row once, and the ledger balances."""
+    total = sum(ROWS)
+    location = result["embeddings"][0]["location"].removeprefix("file://")
+    ids = pq.read_table(location, columns=["id"])["id"].to_numpy()
+    assert len(ids) == total, f"{len(ids)} rows of {total}"
+    assert len(np.unique(ids)) == total, "a row stands twice"
+    record = json.loads(next((folder / "out/_runs").glob("*/record.json")).read_text())
+    assert record["status"] == "succeeded", record["status"]
+    for ledger in record["ledgers"]:
+        counted = ledger["trained"] + ledger["held_out"] + ledger["embedded"] + sum(ledger["rejected"].values())
+        assert ledger["input"] == counted == total, ledger
+    epochs = record["models"][0]["epochs"]
+    assert [epoch["rows"] for epoch in epochs] == [total] * 40, "an epoch lacks rows"
+    return epochs[-1]["loss"]
+
+
+def schedule(binary, seed, folder):
+    rng = random.Random(seed)
+    strategy = rng.choice(STRATEGIES + SERVERS)
+    executors = rng.choice([2, 3, 4])
+    minimum = rng.randint(1, executors)
+    rows = folder / "rows"
+    rows.mkdir()
+    write_rows(rows)
+    pipeline = write_pipeline(folder, strategy, executors, minimum)
+    told, frozen, everybody = [f"{strategy}, {minimum} to {executors} executors"], [], set()
+    for attempt in range(6):
+        run = Run(binary, pipeline, folder / "log")
+        deadline = time.monotonic() + DEADLINE_S
+        for _ in range(rng.choice([1, 1, 2]) if attempt < 2 else 0):
+            told.append(hit(rng, run, frozen))
+        while run.look() is None and time.monotonic() < deadline:
+            thaw(frozen)
+            time.sleep(0.02)
+        code, result = run.end(deadline)
+        everybody |= run.seen
+        told.append(f"exit {code}")
+        assert code in (0, 75, 143, -9, -15), f"exit {code}: {result}"
+        if code == 0:
+            break
+    assert code == 0, "did not complete"
+    loss = check(folder, result)
+    for pid, _ in frozen:
+        thaw([(pid, 0)])
+    time.sleep(0.5)
+    left = alive(everybody)
+    assert not left, f"processes are left: {left}"
+    return "; ".join(told) + f"; loss {loss:.4f}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("binary")
+    parser.add_argument("first", type=int)
+    parser.add_argument("last", type=int, nargs="?")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of schedules that fail")
+    args = parser.parse_args()
+    failed = 0
+    for seed in range(args.first, (args.last or args.first) + 1):
+        folder = pathlib.Path(tempfile.mkdtemp(prefix=f"fault-{seed}-"))
+        started = time.monotonic()
+        try:
+            print(f"seed {seed}: {schedule(args.binary, seed, folder)} ({time.monotonic() - started:.0f} s)", flush=True)
+        except AssertionError as error:
+            failed += 1
+            print(f"seed {seed}: FAILED: {error}", flush=True)
+            print("".join(f"    {line}\n" for line in (folder / "log").read_text().splitlines()[-15:]), flush=True)
+        if not args.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
