@@ -121,10 +121,11 @@ impl Remedied for RunError {
             Self::Executor { remedy, .. } => *remedy,
             Self::TooFewExecutors { .. } | Self::Launch { .. } => Remedy::TryAgain,
             Self::Wire(error) => error.remedy(),
-            Self::Protocol { .. } => Remedy::ReportBug,
             Self::OtherPipeline { .. } => Remedy::FixFile,
             Self::Empty { .. } => Remedy::FixData,
-            Self::Unbalanced { .. } | Self::Panicked { .. } | Self::Thread(_) => Remedy::ReportBug,
+            Self::Unbalanced { .. } | Self::Panicked { .. } | Self::Thread(_) | Self::Protocol { .. } => {
+                Remedy::ReportBug
+            }
             Self::Interrupted => Remedy::Interrupted,
         }
     }

@@ -19,7 +19,7 @@ use super::{
     RunError,
     link::{Link, Speaker},
     protocol::{Assignment, EmbedWork, Failure, FromExecutor, Hello, ToExecutor, Work, WorkKind},
-    training::{Place, Training, Watch},
+    training::{Place, TrainWork, Training, Watch},
 };
 use crate::{
     data::{Dataset, Feed},
@@ -28,7 +28,7 @@ use crate::{
     learn::{self, AbortHandle, Checkpoint, Control, LearnError, Model, Step, TcpPlace, Trained},
     limits, runs,
     storage::Storage,
-    telemetry::Event,
+    telemetry::{self, Event},
     wire::{Listener, Security},
 };
 
@@ -54,6 +54,7 @@ pub fn execute(storage: &Storage, address: &str, security: &Security, runtime: &
         session: None,
         state: Checkpoint::default(),
         feed: None,
+        cpu_s_before: 0.0,
     };
     let result = executor.serve(&inbox);
     executor.leave();
@@ -140,6 +141,8 @@ struct Executor {
     /// Of the training that `work` is; elsewhere while a generation runs.
     state: Checkpoint,
     feed: Option<Feed>,
+    /// Processor seconds before this training.
+    cpu_s_before: f64,
 }
 
 /// Work that is ready.
@@ -183,7 +186,10 @@ impl Executor {
         match message {
             ToExecutor::Alive | ToExecutor::Goodbye => Ok(()),
             ToExecutor::Work(work) => self.prepare(&work),
-            ToExecutor::Train(assignment) => self.train(assignment),
+            ToExecutor::Train(assignment) => {
+                self.train(assignment);
+                Ok(())
+            }
             ToExecutor::Leave(generation) => {
                 if self.session.as_ref().is_some_and(|session| session.generation == generation) {
                     self.leave();
@@ -219,6 +225,7 @@ impl Executor {
     fn prepare(&mut self, work: &Arc<Work>) -> Result<(), RunError> {
         let ready = self.runtime.block_on(get_ready(&self.storage, &work.kind));
         (self.state, self.feed) = (Checkpoint::default(), None);
+        self.cpu_s_before = telemetry::cpu_seconds().unwrap_or_default();
         let ready = ready.map(|ready| {
             self.work = Some(ready);
             FromExecutor::Ready { work: work.number, updates: None }
@@ -227,9 +234,9 @@ impl Executor {
     }
 
     /// Starts to train in a thread of its own.
-    fn train(&mut self, assignment: Assignment) -> Result<(), RunError> {
+    fn train(&mut self, assignment: Assignment) {
         self.leave();
-        let Some(Ready::Train(training)) = &self.work else { return Ok(()) };
+        let Some(Ready::Train(training)) = &self.work else { return };
         let training = Arc::clone(training);
         let world = assignment.peers.len() as u32;
         let entered = self.runtime.enter();
@@ -260,7 +267,6 @@ impl Executor {
             let _ = sender.send(Heard::Ended(Box::new(ended)));
         });
         self.session = Some(Session { generation, stop, regroup, abort, thread });
-        Ok(())
     }
 
     /// Ends the running generation, if there is one.
@@ -285,6 +291,8 @@ impl Executor {
                 // Both stand in the checkpoint, where the driver finds them.
                 trained.parameters.clear();
                 trained.history.clear();
+                trained.cpu_s = telemetry::cpu_seconds().unwrap_or_default() - self.cpu_s_before;
+                trained.peak_memory_bytes = telemetry::peak_memory_bytes().unwrap_or_default();
                 FromExecutor::Trained { generation, trained: Box::new(trained) }
             }
             Err(error) => FromExecutor::Left { generation, updates, failure: Failure::new(&error) },
@@ -313,7 +321,7 @@ impl Executor {
 
 async fn get_ready(storage: &Storage, work: &WorkKind) -> Result<Ready, RunError> {
     match work {
-        WorkKind::Train(work) => Ok(Ready::Train(Arc::new(Training::open(storage, work.clone()).await?))),
+        WorkKind::Train(work) => Ok(Ready::Train(Arc::new(Training::open(storage, TrainWork::clone(work)).await?))),
         WorkKind::Embed(work) => {
             let dataset = Arc::new(Dataset::open(storage, &work.dataset).await?);
             let model = Arc::new(Model::load(storage, &work.model).await?);

@@ -65,7 +65,7 @@ pub(super) struct Work {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum WorkKind {
-    Train(TrainWork),
+    Train(Box<TrainWork>),
     Embed(EmbedWork),
 }
 

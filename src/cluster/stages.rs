@@ -18,9 +18,9 @@ use super::{
 use crate::{
     data::{self, Dataset, Engine, FeatureLayout, FittedFeatures, Needs, Partitions, Snapshot},
     embed,
-    learn::{Model, NetShape, Trained},
+    learn::{Model, NetShape, Phases, Trained},
     pipeline::{EmbeddingPlan, ModelPlan, PipelinePlan, spec::PartitionBy},
-    runs::{self, EmbeddingRecord, EpochRecord, Lease, ModelRecord, RunRecord, RunsError},
+    runs::{self, EmbeddingRecord, Lease, ModelRecord, RankRecord, RunRecord, RunsError},
     storage::{Location, Storage, StorageError},
     telemetry::{Event, Events, Ledger},
 };
@@ -133,7 +133,7 @@ impl Stages<'_> {
             features,
             parameters: trained[0].parameters.clone(),
         };
-        self.save(&model, &partitions, trained[0].history.clone()).await?;
+        self.save(&model, &partitions, &trained).await?;
         Ok(model)
     }
 
@@ -167,7 +167,7 @@ impl Stages<'_> {
         Ok(format!("{:x}", hash.finalize()))
     }
 
-    async fn save(&mut self, model: &Model, partitions: &Partitions, epochs: Vec<EpochRecord>) -> Result<(), RunError> {
+    async fn save(&mut self, model: &Model, partitions: &Partitions, trained: &[Trained]) -> Result<(), RunError> {
         self.lease.check().await?;
         let location = model.save(self.storage, &self.plan.store).await?;
         self.record.models.push(ModelRecord {
@@ -178,7 +178,8 @@ impl Stages<'_> {
             features: model.shape.features as u64,
             latent: model.shape.net.latent as u64,
             partition_rows: partitions.partitions.iter().map(|partition| partition.train_rows).collect(),
-            epochs,
+            epochs: trained[0].history.clone(),
+            ranks: (0..).zip(trained).map(rank_record).collect(),
         });
         self.write_record().await
     }
@@ -291,6 +292,12 @@ impl Stages<'_> {
         self.measure("wait_s", mean(|rank| rank.phases.wait_s));
         self.measure("communicate_s", mean(|rank| rank.phases.communicate_s));
         self.measure("update_s", mean(|rank| rank.phases.update_s));
+        self.measure("bytes_sent", trained.iter().map(|rank| rank.bytes_sent as f64).sum());
+        let peak: u64 = trained.iter().map(|rank| rank.peak_memory_bytes).sum();
+        if peak > 0 {
+            self.record.metrics.insert("executors_peak_memory_bytes".to_owned(), peak as f64);
+            self.measure("executors_cpu_s", trained.iter().map(|rank| rank.cpu_s).sum());
+        }
         let history = &trained[0].history;
         self.measure("train_rows", history.iter().map(|epoch| epoch.rows as f64).sum());
         self.measure("train_s", history.iter().map(|epoch| epoch.elapsed_s).sum());
@@ -313,6 +320,22 @@ impl Stages<'_> {
     fn progress(&self, kind: &'static str, name: &str) -> impl Fn(u64) + Send + Sync + 'static {
         let (events, name) = (self.events.clone(), name.to_owned());
         move |done| events.emit(&Event::Progress { kind: kind.to_owned(), name: name.clone(), done })
+    }
+}
+
+fn rank_record((rank, trained): (u32, &Trained)) -> RankRecord {
+    let Phases { feed_wait_s, compute_s, wait_s, communicate_s, update_s } = trained.phases;
+    RankRecord {
+        rank,
+        rows: trained.rows_per_epoch.iter().sum(),
+        feed_wait_s,
+        compute_s,
+        wait_s,
+        communicate_s,
+        update_s,
+        bytes_sent: trained.bytes_sent,
+        cpu_s: trained.cpu_s,
+        peak_memory_bytes: trained.peak_memory_bytes,
     }
 }
 

@@ -22,7 +22,7 @@ use super::{
     sync::{self, Account, At, Strategy, Taken, Votes},
 };
 use crate::{
-    data::{Batch, EpochFeed, Feed, StepPlan},
+    data::{self, Batch, EpochFeed, Feed, StepPlan},
     ids::{self, Rank},
     pipeline::{
         TrainPlan,
@@ -104,6 +104,10 @@ pub struct Trained {
     pub phases: Phases,
     /// Bytes that this rank put on the wire.
     pub bytes_sent: u64,
+    /// Processor seconds of an executor process; those of threads count to their process.
+    pub cpu_s: f64,
+    /// The most memory that an executor process has held, bytes.
+    pub peak_memory_bytes: u64,
 }
 
 /// Trains on the calling thread until done, stopped (`LearnError::Interrupted`, after a
@@ -126,10 +130,13 @@ pub fn train_rank(
     state.share(comm, job.source)?;
     step.write_parameters(&state.parameters);
     let strategy = sync::strategy(job.plan, comm, state);
+    let owners = feed.partitions().owners(comm.world_size());
     let mut trainer = Trainer {
         job,
         control,
-        feed,
+        feed: feed.clone(),
+        owners,
+        compute_s_before: 0.0,
         gradients: vec![0.0; step.parameters()],
         step,
         comm,
@@ -142,9 +149,14 @@ pub fn train_rank(
         phases: Phases::default(),
         told: Instant::now(),
     };
+    if trainer.is_done() {
+        // Whoever wrote the last checkpoint may have ended before it could.
+        trainer.checkpoint()?;
+    }
     while !trainer.is_done() {
         trainer.train_epoch()?;
         trainer.end_epoch()?;
+        trainer.rebalance()?;
     }
     Ok(trainer.finish())
 }
@@ -167,7 +179,11 @@ fn begin(job: &TrainJob<'_>, step: &dyn Step, state: &mut Checkpoint) {
 struct Trainer<'a, 'o> {
     job: &'a TrainJob<'a>,
     control: &'a Control,
-    feed: &'a Feed,
+    feed: Feed,
+    /// The rank that owns each partition.
+    owners: Vec<usize>,
+    /// What this rank had computed when the running epoch began.
+    compute_s_before: f64,
     step: &'a mut dyn Step,
     comm: &'a mut dyn Communicator,
     observer: Option<&'a mut (dyn Observer + 'o)>,
@@ -304,6 +320,30 @@ impl Trainer<'_, '_> {
         self.checkpoint()
     }
 
+    /// Between epochs, slow ranks hand partitions over; all ranks come to the same owners.
+    fn rebalance(&mut self) -> Result<(), LearnError> {
+        let (world, rank) = (self.comm.world_size() as usize, self.comm.rank().0 as usize);
+        if world == 1 || self.is_done() {
+            return Ok(());
+        }
+        // Of each rank: rows, and seconds that it computed.
+        let mut bucket = vec![0.0; 2 * world];
+        bucket[2 * rank] = self.rows_per_epoch.last().copied().unwrap_or_default() as f64;
+        bucket[2 * rank + 1] = self.phases.compute_s - mem::replace(&mut self.compute_s_before, self.phases.compute_s);
+        self.comm.all_reduce_sum_f64(&mut bucket)?;
+        let paces: &[[f64; 2]] = bucket.as_chunks().0;
+        let [rows, compute_s] = paces.iter().fold([0.0; 2], |[rows, s], pace| [rows + pace[0], s + pace[1]]);
+        // One without rows is taken for an ordinary one.
+        let mean = compute_s / f64::max(rows, 1.0);
+        let s_per_row = paces.iter().map(|[rows, compute_s]| if *rows > 0.0 { compute_s / rows } else { mean });
+        let s_per_row: Vec<f64> = s_per_row.collect();
+        if let Some(owners) = self.feed.partitions().rebalanced(&self.owners, &s_per_row) {
+            self.feed = self.feed.owning(data::owned(&owners, self.comm.rank()));
+            self.owners = owners;
+        }
+        Ok(())
+    }
+
     /// The mean loss over all ranks' held-out rows.
     fn held_out_loss(&mut self) -> Result<f64, LearnError> {
         let mut batches = self.feed.held_out();
@@ -362,6 +402,8 @@ impl Trainer<'_, '_> {
             held_out_rows: self.held_out_rows,
             phases: self.phases,
             bytes_sent: self.comm.bytes_sent(),
+            cpu_s: 0.0,
+            peak_memory_bytes: 0,
         }
     }
 }

@@ -4,7 +4,8 @@
   tests/fault/fault.py EMBERFLOW FROM [TO]       seeds FROM to TO
   tests/fault/fault.py EMBERFLOW FROM TO --keep  keeps the folders of schedules that fail
 
-A schedule is drawn from its seed: strategy, executors, whom it hits, how and when. Whatever
+A schedule is drawn from its seed: strategy, executors, whom it hits, how and when. Every fifth seed
+cuts hosts off: executors in network namespaces that join by address, and a link that goes down. Whatever
 happens, the run must end within its deadline: complete, or with an exit code that says "start me
 again", after which the same command must complete. Then every row must be there once, the ledger
 must balance, and no process may be left. Cutting hosts off needs root and network namespaces; such
@@ -19,6 +20,7 @@ import pathlib
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -149,6 +151,106 @@ def thaw(frozen):
                 pass
 
 
+class Hosts:
+    """Executors on hosts of their own, network namespaces behind a bridge; each is started again when
+    it ends, as systemd would."""
+
+    def __init__(self, binary, folder, count):
+        self.binary, self.folder = binary, folder
+        self.net = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
+        self.names = [f"ef{os.getpid()}-{n}" for n in range(count)]
+        self.bridge = f"efb{os.getpid()}"
+        self.port, self.executors = None, {}
+        self.ip(f"link add {self.bridge} type bridge")
+        self.ip(f"addr add {self.net}.1/24 dev {self.bridge}")
+        self.ip(f"link set {self.bridge} up")
+        for n, name in enumerate(self.names):
+            self.ip(f"netns add {name}")
+            self.ip(f"link add v{name} type veth peer name eth0 netns {name}")
+            self.ip(f"link set v{name} master {self.bridge} up")
+            self.ip(f"-n {name} addr add {self.net}.{n + 2}/24 dev eth0")
+            self.ip(f"-n {name} link set eth0 up")
+            self.ip(f"-n {name} link set lo up")
+        (folder / "token").write_text("a secret of enough bytes")
+        with socket.socket() as free:
+            free.bind((f"{self.net}.1", 0))
+            self.port = free.getsockname()[1]
+        self.settings = folder / "settings.yaml"
+        self.settings.write_text(f"listen: {self.net}.1:{self.port}\ntoken_file: {folder}/token\nallow_plain: yes\n")
+
+    @staticmethod
+    def ip(arguments):
+        subprocess.run(["ip", *arguments.split()], check=True, capture_output=True)
+
+    def keep_up(self):
+        for name in self.names:
+            executor = self.executors.get(name)
+            if executor is None or executor.poll() is not None:
+                command = ["ip", "netns", "exec", name, self.binary, "executor", "--config", str(self.settings),
+                           "--join", f"{self.net}.1:{self.port}"]
+                log = open(self.folder / "log", "ab")
+                self.executors[name] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def link(self, name, state):
+        self.ip(f"link set v{name} {state}")
+
+    def close(self):
+        for executor in self.executors.values():
+            executor.kill()
+            executor.wait()
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)
+
+
+def cut_off(binary, seed, folder):
+    """A run whose executors are on other hosts, one of which is cut off for a while or for good."""
+    rng = random.Random(seed)
+    strategy, executors = rng.choice(STRATEGIES), rng.choice([2, 3])
+    minimum = rng.randint(1, executors)
+    rows = folder / "rows"
+    rows.mkdir()
+    write_rows(rows)
+    pipeline = write_pipeline(folder, strategy, executors, minimum)
+    hosts = Hosts(binary, folder, executors)
+    told = [f"{strategy}, {minimum} to {executors} hosts"]
+    try:
+        for attempt in range(4):
+            run = Run(binary, pipeline, folder / "log", extra=["--launcher", "static", "--config", str(hosts.settings)])
+            deadline = time.monotonic() + DEADLINE_S
+            victim = rng.choice(hosts.names)
+            cut = time.monotonic() + rng.uniform(0.5, 2.5)
+            mended = cut + rng.choice([2.0, 20.0, 1000.0])
+            while run.look() is None and time.monotonic() < deadline:
+                hosts.keep_up()
+                if cut and time.monotonic() > cut and attempt == 0:
+                    hosts.link(victim, "down")
+                    told.append("one cut off")
+                    cut = None
+                if mended and time.monotonic() > mended:
+                    hosts.link(victim, "up")
+                    mended = None
+                time.sleep(0.02)
+            code, result = run.end(deadline)
+            told.append(f"exit {code}")
+            assert code in (0, 75), f"exit {code}: {result}"
+            hosts.link(victim, "up")
+            if code == 0:
+                break
+        assert code == 0, "did not complete"
+        return "; ".join(told) + f"; loss {check(folder, result):.4f}"
+    finally:
+        hosts.close()
+
+
+def can_cut_off():
+    name = f"ef{os.getpid()}-try"
+    made = shutil.which("ip") and subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
+    if made:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    return bool(made)
+
+
 def check(folder, result):
     """Every row once, and the ledger balances."""
     total = sum(ROWS)
@@ -207,18 +309,24 @@ def main():
     parser.add_argument("last", type=int, nargs="?")
     parser.add_argument("--keep", action="store_true", help="keep the folders of schedules that fail")
     args = parser.parse_args()
-    failed = 0
+    failed, skipped, hosts = 0, 0, can_cut_off()
     for seed in range(args.first, (args.last or args.first) + 1):
         folder = pathlib.Path(tempfile.mkdtemp(prefix=f"fault-{seed}-"))
         started = time.monotonic()
         try:
-            print(f"seed {seed}: {schedule(args.binary, seed, folder)} ({time.monotonic() - started:.0f} s)", flush=True)
+            if seed % 5 == 0 and not hosts:
+                skipped += 1
+                continue
+            story = (cut_off if seed % 5 == 0 else schedule)(args.binary, seed, folder)
+            print(f"seed {seed}: {story} ({time.monotonic() - started:.0f} s)", flush=True)
         except AssertionError as error:
             failed += 1
             print(f"seed {seed}: FAILED: {error}", flush=True)
             print("".join(f"    {line}\n" for line in (folder / "log").read_text().splitlines()[-15:]), flush=True)
         if not args.keep:
             shutil.rmtree(folder, ignore_errors=True)
+    if skipped:
+        print(f"{skipped} schedules skipped: no network namespaces here (they need root and iproute2)")
     sys.exit(1 if failed else 0)
 
 

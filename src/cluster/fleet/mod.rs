@@ -121,9 +121,9 @@ impl Fleet {
         match self {
             Self::Threads { executors, .. } => {
                 let replica = || -> Result<Box<dyn Step>, LearnError> {
-                    let mut step = learn::burn_step(&model.shape, model.loss, run.device, 0, run.seed)?;
-                    step.write_parameters(&model.parameters);
-                    Ok(step)
+                    let mut replica = learn::burn_step(&model.shape, model.loss, run.device, 0, run.seed)?;
+                    replica.write_parameters(&model.parameters);
+                    Ok(replica)
                 };
                 let (executors, staging) = (*executors, &staging);
                 let job = EmbedJob { plan: table, dataset, model, replica: &replica, executors, staging };

@@ -35,8 +35,7 @@ use crate::{
     embed::WrittenPart,
     ids::{Generation, Rank},
     learn::{self, Trained},
-    limits,
-    remedy,
+    limits, remedy,
     telemetry::{Event, Events},
     wire::{Listener, Security},
 };
@@ -108,7 +107,7 @@ impl Processes {
         });
         let launch = Launch::new(&plan, &address, security)?;
         if !plan.children {
-            events.emit(&Event::Warning { message: format!("waiting for executors to join at {}", listener_name) });
+            events.emit(&Event::Warning { message: format!("waiting for executors to join at {listener_name}") });
         }
         let executors = BTreeMap::new();
         Ok(Self {
@@ -129,7 +128,7 @@ impl Processes {
     /// Trains to the end, whoever is lost on the way as long as enough are left; every rank's
     /// account, as far as it lived to give one.
     pub fn train(&mut self, training: &Training) -> Result<Vec<Trained>, RunError> {
-        let work = self.new_work(WorkKind::Train(training.work.clone()));
+        let work = self.new_work(WorkKind::Train(Box::new(training.work.clone())));
         self.survives = learn::survives(training.work.model.train.sync);
         self.told = 0;
         let (mut fruitless, mut furthest) = (0, None);
@@ -298,7 +297,7 @@ impl Processes {
                 }
                 Heard::Said(_, FromExecutor::Event(event)) => {
                     let boundary = matches!(event, Event::Epoch { .. });
-                    self.tell(event);
+                    self.tell(&event);
                     let room = self.executors.len() > generation.size() && generation.size() < self.plan.max;
                     if boundary && room && !joining && generation.is_whole() {
                         joining = true;
@@ -351,14 +350,14 @@ impl Processes {
     }
 
     /// Hands an event on; epochs that a generation repeats are told once.
-    fn tell(&mut self, event: Event) {
-        if let Event::Epoch { epoch, .. } = &event {
+    fn tell(&mut self, event: &Event) {
+        if let Event::Epoch { epoch, .. } = event {
             if *epoch <= self.told {
                 return;
             }
             self.told = *epoch;
         }
-        self.events.emit(&event);
+        self.events.emit(event);
     }
 
     /// Waits a little for the next thing that happens, and keeps the list of executors true.
@@ -399,7 +398,9 @@ impl Processes {
     }
 
     fn say_all(&mut self, to: &[u64], message: &ToExecutor) {
-        to.iter().for_each(|id| self.say(*id, message));
+        for id in to {
+            self.say(*id, message);
+        }
     }
 
     /// One that cannot be spoken to is noticed by its silence.
