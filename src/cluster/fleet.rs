@@ -13,7 +13,7 @@ use crate::{
     ids::Rank,
     learn::{self, Checkpoint, Communicator, Control, LearnError, NetShape, Observer, TrainJob, Trained},
     limits,
-    pipeline::{ModelPlan, RunPlan},
+    pipeline::{ModelPlan, RunPlan, spec::DeviceKind},
     runs::{EpochRecord, Lease},
     storage::{Location, Storage},
     telemetry::{Event, Events},
@@ -50,7 +50,7 @@ pub(super) async fn train(fleet: Fleet) -> Result<Vec<Trained>, RunError> {
 
 fn run_ranks(fleet: &Fleet, resume: Option<&Checkpoint>, runtime: &Handle) -> Result<Vec<Trained>, RunError> {
     let control = Control { stop: Arc::clone(&fleet.stop), regroup: Arc::default() };
-    let comms = learn::in_process(fleet.executors, limits::COLLECTIVE);
+    let comms = learn::in_process(fleet.executors + learn::servers(&fleet.plan.train), limits::COLLECTIVE);
     let results: Vec<_> = thread::scope(|scope| {
         let spawn = |comm: Box<dyn Communicator>| {
             let control = &control;
@@ -103,7 +103,9 @@ fn run_rank(
     let observer: Option<&mut dyn Observer> = if rank == Rank(0) { Some(&mut watch) } else { None };
     pool.install(|| {
         let loss = fleet.plan.train.loss;
-        let mut step = learn::burn_step(&fleet.shape, loss, fleet.run.device, rank.0 as usize, fleet.run.seed)?;
+        // A server computes nothing that needs a device.
+        let device = if rank.0 < fleet.executors { fleet.run.device } else { DeviceKind::Cpu };
+        let mut step = learn::burn_step(&fleet.shape, loss, device, rank.0 as usize, fleet.run.seed)?;
         Ok(learn::train_rank(&job, control, &feed, step.as_mut(), comm.as_mut(), observer, &mut state)?)
     })
 }

@@ -30,4 +30,5 @@ pub use in_process::in_process;
 pub use model::Model;
 pub use shape::NetShape;
 pub use step::Step;
+pub use sync::{Staleness, servers};
 pub use train::{Control, Observer, Phases, TrainJob, Trained, train_rank};
