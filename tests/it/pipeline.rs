@@ -512,12 +512,12 @@ fn models() {
             ),
             (
                 "sync: { parameter_server: { servers: 0, mode: async, staleness: 3 } }",
-                "26:42 [0] expected 1 to 64 servers\n\
-                 26:69 [3] `staleness` is for `mode: bounded` | leave it out, or add that",
+                "26:44 [0] expected 1 to 64 servers\n\
+                 26:71 [3] `staleness` is for `mode: bounded` | leave it out, or add that",
             ),
             (
                 "sync: { parameter_server: { mode: bounded, staleness: 17 } }\n      compression: { top_k: 0.1 }",
-                "26:61 [17] expected 0 to 16 steps\n\
+                "26:63 [17] expected 0 to 16 steps\n\
                  27:20 [{ top_k: 0.1 }] `top_k` is for `sync: all_reduce` | use `compression: bf16`, or leave it out",
             ),
             (

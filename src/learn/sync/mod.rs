@@ -107,7 +107,7 @@ pub(super) fn strategy(plan: &TrainPlan, comm: &dyn Communicator, state: &mut Ch
                 ServerMode::Bounded => staleness.unwrap_or(limits::STALENESS),
             };
             if parts.only_owns(comm.rank()) {
-                Box::new(parameter_server::Server::new(parts, u64::from(ahead), comm, state))
+                Box::new(parameter_server::Server::new(parts, u64::from(ahead), plan, comm, state))
             } else {
                 Box::new(parameter_server::Worker::new(parts, comm, plan.compression, state))
             }

@@ -11,13 +11,13 @@ use crate::{
 pub(super) struct Push<'a> {
     /// Of the worker, in this epoch.
     pub finished: u64,
-    /// Behind the gradient; none if there is nothing to apply.
-    pub rows: u64,
+    /// Whether there is a gradient.
+    pub applies: bool,
     /// Whether somebody asks all to meet.
     pub hurry: bool,
     /// Whether the worker goes to the meeting; there is no answer.
     pub leaves: bool,
-    /// Of the server's part, mean over the rows; empty without rows.
+    /// Of the server's part, mean over the rows, by their share; empty if none is to be applied.
     pub gradient: &'a [f32],
 }
 
@@ -32,25 +32,25 @@ pub(super) struct Answer<'a> {
     pub parameters: &'a [f32],
 }
 
-const PUSH_HEAD: usize = 4;
+const PUSH_HEAD: usize = 3;
 const ANSWER_HEAD: usize = 3;
 
 impl<'a> Push<'a> {
     pub fn write(&self, message: &mut Vec<f32>) {
         message.clear();
         let [low, high] = halves(self.finished);
-        let flags = u32::from(self.hurry) | u32::from(self.leaves) << 1;
-        message.extend([low, high, self.rows as u32, flags].map(f32::from_bits));
+        let flags = u32::from(self.hurry) | u32::from(self.leaves) << 1 | u32::from(self.applies) << 2;
+        message.extend([low, high, flags].map(f32::from_bits));
         message.extend_from_slice(self.gradient);
     }
 
     /// What a worker sent to a server of a part of this length.
     pub fn read(worker: Rank, message: &'a [f32], length: usize) -> Result<Self, CommError> {
         let (head, gradient) = split::<PUSH_HEAD>(worker, message)?;
-        let [low, high, rows, flags] = head;
-        check_length(worker, gradient.len(), if rows > 0 { length } else { 0 })?;
-        let (hurry, leaves) = (flags & 1 != 0, flags & 2 != 0);
-        Ok(Self { finished: whole(low, high), rows: u64::from(rows), hurry, leaves, gradient })
+        let [low, high, flags] = head;
+        let (hurry, leaves, applies) = (flags & 1 != 0, flags & 2 != 0, flags & 4 != 0);
+        check_length(worker, gradient.len(), if applies { length } else { 0 })?;
+        Ok(Self { finished: whole(low, high), applies, hurry, leaves, gradient })
     }
 }
 
@@ -93,10 +93,10 @@ mod tests {
     #[test]
     fn messages_come_back_and_others_are_refused() {
         let mut message = Vec::new();
-        for (finished, rows) in [(0, 0), (1, 7), (u64::MAX, u64::from(u32::MAX))] {
+        for (finished, applies) in [(0, false), (1, true), (u64::MAX, true)] {
             for (hurry, leaves) in [(false, true), (true, false)] {
-                let gradient: &[f32] = if rows > 0 { &[1.0, -0.0] } else { &[] };
-                let push = Push { finished, rows, hurry, leaves, gradient };
+                let gradient: &[f32] = if applies { &[1.0, -0.0] } else { &[] };
+                let push = Push { finished, applies, hurry, leaves, gradient };
                 push.write(&mut message);
                 assert_eq!(Push::read(Rank(1), &message, 2).unwrap(), push);
                 let answer = Answer { meeting: finished, hurry, parameters: &[0.5] };

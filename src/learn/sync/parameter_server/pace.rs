@@ -28,6 +28,11 @@ impl Pace {
         self.workers[worker].waits = true;
     }
 
+    /// Steps behind a worker.
+    pub fn finished(&self, worker: usize) -> u64 {
+        self.workers[worker].finished
+    }
+
     /// A worker has gone to the meeting.
     pub fn leave(&mut self, worker: usize) {
         self.workers[worker].left = true;

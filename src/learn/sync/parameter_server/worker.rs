@@ -54,13 +54,15 @@ impl Worker {
         let rows = if at.account.finite { at.account.rows } else { 0 };
         if rows > 0 {
             let scale = gradient_scale(rows, at.plan.clip_norm, || sum_of_squares(at.gradients).sqrt());
-            multiply(at.gradients, scale);
+            // Of all workers' rows: the mean of all workers' pushes is then that over all rows.
+            let weight = f64::from(self.parts.workers()) * rows as f64 / at.steps.rows(at.step).max(1) as f64;
+            multiply(at.gradients, scale * weight as f32);
             round(at.gradients, self.wire);
             self.applied += 1;
         }
         for server in self.parts.owners() {
             let gradient = if rows > 0 { &at.gradients[self.parts.of(server)] } else { &[] };
-            let push = Push { finished: at.step + 1, rows, hurry: self.hurry, leaves: false, gradient };
+            let push = Push { finished: at.step + 1, applies: rows > 0, hurry: self.hurry, leaves: false, gradient };
             push.write(&mut self.message);
             at.comm.send(server, &self.message)?;
         }
@@ -83,7 +85,7 @@ impl Worker {
 
     fn leave(&mut self, at: &mut At<'_>) -> Result<(), LearnError> {
         for server in self.parts.owners() {
-            let push = Push { finished: at.step + 1, rows: 0, hurry: false, leaves: true, gradient: &[] };
+            let push = Push { finished: at.step + 1, applies: false, hurry: false, leaves: true, gradient: &[] };
             push.write(&mut self.message);
             at.comm.send(server, &self.message)?;
         }
