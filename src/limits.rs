@@ -75,6 +75,13 @@ pub const INBOX_BYTES: usize = 64 << 20;
 /// faster waits.
 pub const INBOX_MESSAGES: usize = 64;
 
+/// Steps that an executor may be ahead of the slowest with asynchronous parameter servers: enough
+/// to hide a slow step, few enough that all come to one step soon when they are to stop.
+pub const STEPS_AHEAD: u32 = 16;
+
+/// The same with `mode: bounded` unless the file says otherwise.
+pub const STALENESS: u32 = 4;
+
 /// From SIGTERM to the end of the process, checkpoint included; schedulers send SIGKILL
 /// 30 seconds after SIGTERM.
 pub const SHUTDOWN: Duration = Duration::from_secs(20);

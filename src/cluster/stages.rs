@@ -286,7 +286,8 @@ impl Stages<'_> {
 
     /// Where the executors' time went, as a mean over them, and how fast they were.
     fn measure_training(&mut self, trained: &[Trained]) {
-        let mean = |phase: fn(&Trained) -> f64| trained.iter().map(phase).sum::<f64>() / trained.len() as f64;
+        let (executors, servers) = trained.split_at(trained.len().min(self.record.executors as usize));
+        let mean = |phase: fn(&Trained) -> f64| executors.iter().map(phase).sum::<f64>() / executors.len() as f64;
         self.measure("feed_wait_s", mean(|rank| rank.phases.feed_wait_s));
         self.measure("compute_s", mean(|rank| rank.phases.compute_s));
         self.measure("wait_s", mean(|rank| rank.phases.wait_s));
@@ -303,6 +304,14 @@ impl Stages<'_> {
         self.measure("train_s", history.iter().map(|epoch| epoch.elapsed_s).sum());
         let speed = self.record.metrics["train_rows"] / self.record.metrics["train_s"].max(f64::MIN_POSITIVE);
         self.record.metrics.insert("train_rows_per_s".to_owned(), speed);
+        let staleness = servers.iter().filter_map(|server| server.staleness).reduce(|mut all, server| {
+            all.add(&server);
+            all
+        });
+        if let Some(staleness) = staleness {
+            self.record.metrics.insert("staleness_mean".to_owned(), staleness.mean());
+            self.record.metrics.insert("staleness_max".to_owned(), staleness.max as f64);
+        }
     }
 
     fn start(&self, kind: &str, name: &str, total: Option<u64>, unit: &str) -> Instant {

@@ -11,7 +11,7 @@ use crate::{
     data::{self, Dataset, DatasetFiles, Feed, FeedPlan, FittedFeatures, Partitions, StepPlan},
     ids::Rank,
     learn::{self, Checkpoint, Communicator, Control, LearnError, NetShape, Observer, TrainJob, Trained},
-    pipeline::{ModelPlan, RunPlan},
+    pipeline::{ModelPlan, RunPlan, spec::DeviceKind},
     runs::{EpochRecord, Fence},
     storage::{Location, Storage},
     telemetry::Event,
@@ -73,6 +73,11 @@ impl Training {
         &self.partitions
     }
 
+    /// Ranks that it needs besides those that own rows.
+    pub fn servers(&self) -> u32 {
+        learn::servers(&self.work.model.train)
+    }
+
     /// The checkpoint on storage, if there is one that fits.
     pub async fn checkpoint(&self) -> Result<Option<Checkpoint>, RunError> {
         Ok(Checkpoint::load(&self.storage, &self.work.checkpoint, &self.work.identity).await?)
@@ -87,7 +92,9 @@ impl Training {
 
     /// The rows of a rank; goes on with a feed of the same training where there is one.
     pub fn feed(&self, rank: Rank, world_size: u32, before: Option<&Feed>) -> Feed {
-        let owned = self.partitions.owned_by(rank, world_size);
+        // Servers stand behind the ranks that own rows.
+        let workers = world_size.saturating_sub(self.servers()).max(1);
+        let owned = self.partitions.owned_by(rank, workers);
         if let Some(feed) = before {
             return feed.owning(owned);
         }
@@ -119,8 +126,10 @@ impl Training {
             source: place.source,
         };
         pool.install(|| {
-            let device = rank.0 as usize;
-            let mut step = learn::burn_step(shape, model.train.loss, run.device, device, run.seed)?;
+            // A server computes nothing that needs a device.
+            let serves = rank.0 + self.servers() >= place.comm.world_size();
+            let device = if serves { DeviceKind::Cpu } else { run.device };
+            let mut step = learn::burn_step(shape, model.train.loss, device, rank.0 as usize, run.seed)?;
             let observer: Option<&mut dyn Observer> = if rank == Rank(0) { Some(place.observer) } else { None };
             let comm = place.comm.as_mut();
             Ok(learn::train_rank(&job, place.control, feed, step.as_mut(), comm, observer, state)?)

@@ -31,6 +31,6 @@ pub use in_process::in_process;
 pub use model::Model;
 pub use shape::NetShape;
 pub use step::Step;
-pub use sync::survives;
+pub use sync::{Staleness, servers, survives};
 pub use tcp::{TcpPlace, tcp};
 pub use train::{Control, Observer, Phases, TrainJob, Trained, train_rank};

@@ -41,18 +41,19 @@ fn run_ranks(
     events: &Events,
     runtime: &Handle,
 ) -> Result<Vec<Trained>, RunError> {
+    let world = executors + training.servers();
     let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let threads = cores / executors.max(1) as usize;
     let run = |comm: Box<dyn Communicator>| {
         let _runtime = runtime.enter();
         let mut state = resume.cloned().unwrap_or_default();
-        let feed = training.feed(comm.rank(), executors, None);
+        let feed = training.feed(comm.rank(), world, None);
         let tell = |event| events.emit(&event);
         let mut watch = Watch { training, runtime, tell: &tell };
         let place = Place { comm, control, threads, source: Rank(0), observer: &mut watch };
         training.run(&feed, place, &mut state)
     };
-    let comms = learn::in_process(executors, limits::COLLECTIVE);
+    let comms = learn::in_process(world, limits::COLLECTIVE);
     let results: Vec<_> = thread::scope(|scope| {
         let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(|| run(comm))).collect();
         threads.into_iter().map(thread::ScopedJoinHandle::join).collect()

@@ -50,6 +50,14 @@ impl Launch {
         Ok(Self::Children(Children { program, arguments, token, wanted: plan.wanted, starts, running: Vec::new() }))
     }
 
+    /// How many there are to be from now on.
+    pub fn want(&mut self, wanted: usize) {
+        if let Self::Children(children) = self {
+            children.starts += wanted.saturating_sub(children.wanted);
+            children.wanted = children.wanted.max(wanted);
+        }
+    }
+
     /// Starts what is missing.
     pub fn keep_up(&mut self) -> Result<(), RunError> {
         match self {

@@ -59,6 +59,8 @@ pub(in crate::cluster) struct Processes {
     told: u32,
     /// Whether, after a failure, any executor's state is one to go on with.
     survives: bool,
+    /// Executors that the training needs besides those that compute.
+    servers: usize,
     stop: Arc<AtomicBool>,
     events: Events,
     closing: Arc<AtomicBool>,
@@ -119,6 +121,7 @@ impl Processes {
             works: 0,
             told: 0,
             survives: false,
+            servers: 0,
             stop,
             events,
             closing,
@@ -130,6 +133,8 @@ impl Processes {
     pub fn train(&mut self, training: &Training) -> Result<Vec<Trained>, RunError> {
         let work = self.new_work(WorkKind::Train(Box::new(training.work.clone())));
         self.survives = learn::survives(training.work.model.train.sync);
+        self.servers = training.servers() as usize;
+        self.launch.want(self.plan.wanted + self.servers);
         self.told = 0;
         let (mut fruitless, mut furthest) = (0, None);
         loop {
@@ -159,6 +164,7 @@ impl Processes {
         progress: &dyn Fn(u64),
     ) -> Result<Vec<WrittenPart>, RunError> {
         let work = self.new_work(WorkKind::Embed(work));
+        self.servers = 0;
         let mut waiting: Vec<usize> = (0..parts).rev().collect();
         let mut busy: BTreeMap<u64, usize> = BTreeMap::new();
         let (mut written, mut rows) = (Vec::with_capacity(parts), 0);
@@ -205,8 +211,8 @@ impl Processes {
         let started = Instant::now();
         loop {
             self.launch.keep_up()?;
-            let (found, waited) = (self.executors.len(), started.elapsed());
-            let exhausted = self.launch.is_exhausted(found);
+            let (found, waited) = (self.executors.len().saturating_sub(self.servers), started.elapsed());
+            let exhausted = self.launch.is_exhausted(self.executors.len());
             // In the middle of a training survivors go on at once; who joins later is taken in then.
             let patience = if self.generation.0 == 0 { limits::JOIN_PATIENCE } else { Duration::ZERO };
             if found >= self.plan.wanted || (found >= self.plan.min && (waited >= patience || exhausted)) {
@@ -275,8 +281,8 @@ impl Processes {
     /// One formation of the fleet, until it has trained, broken, or left.
     fn generation(&mut self, work: &Work) -> Result<End, RunError> {
         self.generation.0 += 1;
-        let members: Vec<u64> = self.ready(work).map(|(id, _)| id).take(self.plan.max).collect();
-        if members.len() < self.plan.min {
+        let members: Vec<u64> = self.ready(work).map(|(id, _)| id).take(self.plan.max + self.servers).collect();
+        if members.len() < self.plan.min + self.servers {
             return Ok(End::Again(BTreeMap::new()));
         }
         self.assign(&members);
@@ -298,7 +304,8 @@ impl Processes {
                 Heard::Said(_, FromExecutor::Event(event)) => {
                     let boundary = matches!(event, Event::Epoch { .. });
                     self.tell(&event);
-                    let room = self.executors.len() > generation.size() && generation.size() < self.plan.max;
+                    let most = self.executors.len().min(self.plan.max + self.servers);
+                    let room = generation.size() < most;
                     if boundary && room && !joining && generation.is_whole() {
                         joining = true;
                         self.say_all(&generation.at_work(), &ToExecutor::Regroup);
