@@ -18,6 +18,7 @@ mod schema;
 mod shell;
 mod sql;
 mod validate;
+mod verify;
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
@@ -64,6 +65,8 @@ enum Command {
     Explain(explain::Args),
     /// Train, embed and commit.
     Run(run::Args),
+    /// Show that executors together come to what one alone comes to, by every strategy.
+    Verify(verify::Args),
     /// Query embeddings, sources and runs; interactive without a query.
     Sql(sql::Args),
     /// List runs.
@@ -135,6 +138,7 @@ fn dispatch(cli: Cli, color: bool) -> Result<u8, Failure> {
             Command::Validate(args) => validate::run(&context, &args),
             Command::Explain(args) => explain::run(&context, &args).await,
             Command::Run(args) => Box::pin(run::run(&context, args)).await,
+            Command::Verify(args) => Box::pin(verify::run(&context, args)).await,
             Command::Sql(args) => sql::run(&context, args).await,
             Command::Runs(args) => history::runs(&context, &args).await,
             Command::Status(args) => history::status(&context, &args).await,

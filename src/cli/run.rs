@@ -60,7 +60,7 @@ pub(super) struct Args {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum OutputFormat {
+pub(super) enum OutputFormat {
     Text,
     Json,
 }
@@ -73,7 +73,7 @@ enum Empty {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum LauncherName {
+pub(super) enum LauncherName {
     #[value(name = "in_process")]
     InProcess,
     Local,
@@ -194,19 +194,23 @@ fn listeners(context: &Context, args: &Args) -> Result<Vec<Listener>, Failure> {
         }
         None => {}
     }
-    if !context.quiet {
-        listeners.push(if io::stderr().is_terminal() { telemetry::bars() } else { telemetry::lines() });
-    }
+    listeners.extend(progress(context));
     Ok(listeners)
 }
 
+/// Progress on stderr, unless it is not wanted.
+pub(super) fn progress(context: &Context) -> Vec<Listener> {
+    let printer = || if io::stderr().is_terminal() { telemetry::bars() } else { telemetry::lines() };
+    if context.quiet { Vec::new() } else { vec![printer()] }
+}
+
 /// SIGTERM and SIGINT ask the run to stop; a second one, or too long a stop, ends the process.
-struct Signals {
+pub(super) struct Signals {
     listener: tokio::task::JoinHandle<()>,
 }
 
 impl Signals {
-    fn listen(stop: Stop) -> Result<Self, Failure> {
+    pub(super) fn listen(stop: Stop) -> Result<Self, Failure> {
         let mut terminate = signal(SignalKind::terminate()).map_err(Failure::bug)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::bug)?;
         let listener = tokio::spawn(async move {

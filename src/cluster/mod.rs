@@ -21,6 +21,7 @@ mod run;
 mod stages;
 mod stop;
 mod training;
+mod verify;
 
 pub use error::RunError;
 pub use executor::execute;
@@ -28,3 +29,4 @@ pub use explain::{Explanation, explain};
 pub use fleet::executor_security;
 pub use run::{EmptyInput, Outcome, Run, RunOptions, RunOutcome};
 pub use stop::Stop;
+pub use verify::{Verification, VerifiedModel, VerifiedStrategy, VerifyOptions, verify};

@@ -251,29 +251,7 @@ impl Opened<'_> {
             self.storage.remove(&folder.join("work")).await?;
             self.storage.remove(&folder.join("snapshot.json")).await?;
         }
-        let mut record = known.unwrap_or_else(|| RunRecord {
-            format: 1,
-            run_id: self.run_id.clone(),
-            pipeline: self.plan.name.clone(),
-            file: self.plan.origin.file().to_owned(),
-            spec_hash: self.plan.spec_hash.clone(),
-            params: self.plan.params.clone(),
-            code_version: String::new(),
-            host: String::new(),
-            attempt,
-            status: RunStatus::Running,
-            started_ms: now_ms(),
-            ended_ms: None,
-            executors: 0,
-            device: String::new(),
-            seed: self.plan.run.seed,
-            sources: BTreeMap::new(),
-            models: Vec::new(),
-            embeddings: Vec::new(),
-            ledgers: Vec::new(),
-            metrics: BTreeMap::new(),
-            error: None,
-        });
+        let mut record = known.unwrap_or_else(|| new_record(self.plan, &self.run_id, attempt));
         env!("CARGO_PKG_VERSION").clone_into(&mut record.code_version);
         record.host = runs::host_name();
         record.attempt = attempt;
@@ -403,6 +381,33 @@ impl Opened<'_> {
             }
             (result, Ok(())) => result,
         }
+    }
+}
+
+/// The record of a run that begins.
+pub(super) fn new_record(plan: &PipelinePlan, run_id: &RunId, attempt: Attempt) -> RunRecord {
+    RunRecord {
+        format: 1,
+        run_id: run_id.clone(),
+        pipeline: plan.name.clone(),
+        file: plan.origin.file().to_owned(),
+        spec_hash: plan.spec_hash.clone(),
+        params: plan.params.clone(),
+        code_version: String::new(),
+        host: String::new(),
+        attempt,
+        status: RunStatus::Running,
+        started_ms: now_ms(),
+        ended_ms: None,
+        executors: 0,
+        device: String::new(),
+        seed: plan.run.seed,
+        sources: BTreeMap::new(),
+        models: Vec::new(),
+        embeddings: Vec::new(),
+        ledgers: Vec::new(),
+        metrics: BTreeMap::new(),
+        error: None,
     }
 }
 

@@ -73,7 +73,7 @@ impl Stages<'_> {
     }
 
     /// The rows of a model, with all columns that its embedding tables over the same rows need.
-    async fn dataset(&self, engine: &Engine, model: &ModelPlan) -> Result<Arc<Dataset>, RunError> {
+    pub async fn dataset(&self, engine: &Engine, model: &ModelPlan) -> Result<Arc<Dataset>, RunError> {
         let schema = engine.schema(&model.from).await?;
         let layout = FeatureLayout::resolve(model, &schema, &self.plan.origin)?;
         let carried = (self.plan.embeddings.iter())
@@ -109,16 +109,7 @@ impl Stages<'_> {
         let features = self.fit(engine, plan, dataset).await?;
         let shape = NetShape { features: features.width(), net: plan.net.clone() };
         let started = self.start("train", &plan.name, Some(u64::from(plan.train.epochs)), "epochs");
-        let work = TrainWork {
-            model: plan.clone(),
-            run: self.plan.run.clone(),
-            shape: shape.clone(),
-            features: features.clone(),
-            dataset: dataset.to_files(),
-            identity: self.identity(plan)?,
-            checkpoint: self.work.join(&format!("checkpoint-{}.safetensors", plan.name)),
-            fence: self.lease.fence(),
-        };
+        let work = self.training_work(plan, &features, dataset)?;
         let training = Training::new(self.storage, work, Arc::clone(dataset));
         let partitions = Arc::clone(training.partitions());
         let trained = self.fleet.train(training).await?;
@@ -137,7 +128,31 @@ impl Stages<'_> {
         Ok(model)
     }
 
-    async fn fit(&self, engine: &Engine, plan: &ModelPlan, dataset: &Arc<Dataset>) -> Result<FittedFeatures, RunError> {
+    /// What executors need to know of a training.
+    pub fn training_work(
+        &self,
+        plan: &ModelPlan,
+        features: &FittedFeatures,
+        dataset: &Dataset,
+    ) -> Result<TrainWork, RunError> {
+        Ok(TrainWork {
+            model: plan.clone(),
+            run: self.plan.run.clone(),
+            shape: NetShape { features: features.width(), net: plan.net.clone() },
+            features: features.clone(),
+            dataset: dataset.to_files(),
+            identity: self.identity(plan)?,
+            checkpoint: self.work.join(&format!("checkpoint-{}.safetensors", plan.name)),
+            fence: self.lease.fence(),
+        })
+    }
+
+    pub async fn fit(
+        &self,
+        engine: &Engine,
+        plan: &ModelPlan,
+        dataset: &Arc<Dataset>,
+    ) -> Result<FittedFeatures, RunError> {
         let location = self.work.join(&format!("features-{}.json", plan.name));
         match self.storage.read(&location).await {
             Ok(bytes) => {

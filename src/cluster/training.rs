@@ -73,6 +73,16 @@ impl Training {
         &self.partitions
     }
 
+    /// Steps of an epoch.
+    pub fn steps(&self) -> u64 {
+        self.step_plan().steps()
+    }
+
+    fn step_plan(&self) -> StepPlan {
+        let rows: Vec<u64> = self.partitions.partitions.iter().map(|partition| partition.train_rows).collect();
+        StepPlan::new(&rows, self.work.model.train.batch)
+    }
+
     /// Ranks that it needs besides those that own rows.
     pub fn servers(&self) -> u32 {
         learn::servers(&self.work.model.train)
@@ -116,10 +126,9 @@ impl Training {
         let pool = pool.map_err(|error| RunError::Thread(error.into()))?;
         let TrainWork { model, run, shape, .. } = &self.work;
         let rank = place.comm.rank();
-        let rows: Vec<u64> = self.partitions.partitions.iter().map(|partition| partition.train_rows).collect();
         let job = TrainJob {
             plan: &model.train,
-            steps: StepPlan::new(&rows, model.train.batch),
+            steps: self.step_plan(),
             held_out_rows: self.partitions.held_out_rows(),
             feature_names: self.features.names(),
             identity: self.work.identity.clone(),

@@ -155,11 +155,13 @@ class Hosts:
     """Executors on hosts of their own, network namespaces behind a bridge; each is started again when
     it ends, as systemd would."""
 
-    def __init__(self, binary, folder, count):
+    def __init__(self, binary, seed, folder, count):
         self.binary, self.folder = binary, folder
         self.net = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
-        self.names = [f"ef{os.getpid()}-{n}" for n in range(count)]
-        self.bridge = f"efb{os.getpid()}"
+        # Names of links have 15 characters at most; what was removed may linger for a moment.
+        unique = f"{os.getpid() % 10000}s{seed % 1000}"
+        self.names = [f"e{unique}-{n}" for n in range(count)]
+        self.bridge = f"b{unique}"
         self.port, self.executors = None, {}
         self.ip(f"link add {self.bridge} type bridge")
         self.ip(f"addr add {self.net}.1/24 dev {self.bridge}")
@@ -212,7 +214,7 @@ def cut_off(binary, seed, folder):
     rows.mkdir()
     write_rows(rows)
     pipeline = write_pipeline(folder, strategy, executors, minimum)
-    hosts = Hosts(binary, folder, executors)
+    hosts = Hosts(binary, seed, folder, executors)
     told = [f"{strategy}, {minimum} to {executors} hosts"]
     try:
         for attempt in range(4):
