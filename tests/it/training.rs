@@ -134,7 +134,7 @@ pub(crate) struct Prepared {
 }
 
 /// Makes another step of a rank's.
-pub(crate) type Tamper = dyn Fn(&dyn Communicator, Box<dyn Step>) -> Box<dyn Step> + Sync;
+pub(crate) type Tamper<'a> = dyn Fn(&dyn Communicator, Box<dyn Step>) -> Box<dyn Step> + Sync + 'a;
 
 /// What a fleet did: each rank's result and steps, and what rank 0 told.
 pub(crate) struct Outcome {
@@ -211,7 +211,7 @@ impl Prepared {
         executors: u32,
         resume: Option<&Checkpoint>,
         watch: &(dyn Fn(usize, &Checkpoint) -> ControlFlow<()> + Sync),
-        tamper: &Tamper,
+        tamper: &Tamper<'_>,
     ) -> Outcome {
         let world = executors + learn::servers(&self.model.train);
         let stops: Vec<Arc<AtomicBool>> = (0..world).map(|_| Arc::default()).collect();
