@@ -517,7 +517,7 @@ fn models() {
             ),
             (
                 "sync: { parameter_server: { mode: bounded, staleness: 17 } }\n      compression: { top_k: 0.1 }",
-                "26:63 [17] expected 0 to 16 steps\n\
+                "26:61 [17] expected 0 to 16 steps\n\
                  27:20 [{ top_k: 0.1 }] `top_k` is for `sync: all_reduce` | use `compression: bf16`, or leave it out",
             ),
             (

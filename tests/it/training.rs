@@ -133,6 +133,9 @@ pub(crate) struct Prepared {
     pub(crate) partitions: Arc<Partitions>,
 }
 
+/// Makes another step of a rank's.
+pub(crate) type Tamper<'a> = dyn Fn(&dyn Communicator, Box<dyn Step>) -> Box<dyn Step> + Sync + 'a;
+
 /// What a fleet did: each rank's result and steps, and what rank 0 told.
 pub(crate) struct Outcome {
     pub(crate) ranks: Vec<Result<Trained, LearnError>>,
@@ -208,7 +211,7 @@ impl Prepared {
         executors: u32,
         resume: Option<&Checkpoint>,
         watch: &(dyn Fn(usize, &Checkpoint) -> ControlFlow<()> + Sync),
-        tamper: &(dyn Fn(&dyn Communicator, Box<dyn Step>) -> Box<dyn Step> + Sync),
+        tamper: &Tamper<'_>,
     ) -> Outcome {
         let world = executors + learn::servers(&self.model.train);
         let stops: Vec<Arc<AtomicBool>> = (0..world).map(|_| Arc::default()).collect();
