@@ -11,7 +11,9 @@ use super::RunError;
 use crate::{
     data::{Dataset, Feed, FeedPlan, FittedFeatures, Partitions, StepPlan},
     ids::Rank,
-    learn::{self, Checkpoint, Communicator, Control, LearnError, NetShape, Observer, TrainJob, Trained},
+    learn::{
+        self, Checkpoint, Communicator, Control, LearnError, NetShape, Observer, Parts, SharedComm, TrainJob, Trained,
+    },
     limits,
     pipeline::{ModelPlan, RunPlan},
     runs::{EpochRecord, Lease},
@@ -87,7 +89,7 @@ fn run_rank(
     fleet: &Fleet,
     resume: Option<Checkpoint>,
     control: &Control,
-    mut comm: Box<dyn Communicator>,
+    comm: Box<dyn Communicator>,
     runtime: &Handle,
 ) -> Result<Trained, RunError> {
     let _runtime = runtime.enter();
@@ -96,40 +98,44 @@ fn run_rank(
     let threads = (cores / fleet.executors.max(1) as usize).max(1);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|error| RunError::Thread(error.into()))?;
-    let feed = Feed::new(fleet.storage.clone(), fleet.feed_plan(rank));
-    let job = fleet.job();
+    let mut comm = SharedComm::new(comm);
+    let feed_plan = learn::share_of_rows(fleet.feed_plan(), fleet.plan.spread, rank, fleet.executors);
+    let job = fleet.job(feed_plan.features.names());
+    let feed = Feed::new(fleet.storage.clone(), feed_plan);
     let mut state = resume.unwrap_or_default();
     let mut watch = Watch { fleet, runtime };
     let observer: Option<&mut dyn Observer> = if rank == Rank(0) { Some(&mut watch) } else { None };
     pool.install(|| {
-        let loss = fleet.plan.train.loss;
-        let mut step = learn::burn_step(&fleet.shape, loss, fleet.run.device, rank.0 as usize, fleet.run.seed)?;
-        Ok(learn::train_rank(&job, control, &feed, step.as_mut(), comm.as_mut(), observer, &mut state)?)
+        let mut step = learn::replica(&fleet.plan, &fleet.shape, &fleet.run, &comm)?;
+        Ok(learn::train_rank(&job, control, &feed, step.as_mut(), &mut comm, observer, &mut state)?)
     })
 }
 
 impl Fleet {
-    fn feed_plan(&self, rank: Rank) -> FeedPlan {
+    /// To read all rows of all columns.
+    fn feed_plan(&self) -> FeedPlan {
         FeedPlan {
             dataset: Arc::clone(&self.dataset),
             features: Arc::clone(&self.features),
+            width: self.features.width(),
             partitions: Arc::clone(&self.partitions),
-            owned: self.partitions.owned_by(rank, self.executors),
+            owned: self.partitions.owned_by(Rank(0), 1),
             batch: self.plan.train.batch,
             // The other half is for decoding, the network and what is written.
             memory_bytes: self.run.memory_bytes / 2,
         }
     }
 
-    fn job(&self) -> TrainJob<'_> {
+    fn job(&self, feature_names: Vec<String>) -> TrainJob<'_> {
         let rows: Vec<u64> = self.partitions.partitions.iter().map(|partition| partition.train_rows).collect();
         TrainJob {
             plan: &self.plan.train,
             steps: StepPlan::new(&rows, self.plan.train.batch),
             held_out_rows: self.partitions.held_out_rows(),
-            feature_names: self.features.names(),
+            feature_names,
             identity: self.identity.clone(),
             source: Rank(0),
+            parts: Parts::new(self.plan.spread, &self.shape, self.executors),
         }
     }
 }

@@ -106,7 +106,9 @@ impl<'a> Run<'a> {
     /// Names the run, looks whether it is finished, and if not, lists its input. Nothing is
     /// written.
     pub async fn open(storage: &'a Storage, plan: &'a PipelinePlan, options: RunOptions) -> Result<Self, RunError> {
-        learn::check_device(plan.run.device, options.executors.unwrap_or(plan.run.executors))?;
+        let executors = options.executors.unwrap_or(plan.run.executors);
+        learn::check_device(plan.run.device, executors)?;
+        plan.models.iter().try_for_each(|model| learn::check_spread(model, executors))?;
         let (run_id, snapshot) = if let Some(run_id) = &options.run_id {
             (run_id.clone(), None)
         } else {

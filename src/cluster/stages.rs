@@ -107,7 +107,7 @@ impl Stages<'_> {
         let features = Arc::new(self.fit(engine, plan, dataset).await?);
         let partitions = data::deal(dataset, &plan.partition, plan.train.validation, self.plan.run.seed);
         let partitions = Arc::new(partitions);
-        let shape = NetShape { features: features.width(), net: plan.net.clone() };
+        let shape = NetShape::new(plan, &features);
         let started = self.start("train", &plan.name, Some(u64::from(plan.train.epochs)), "epochs");
         let trained = fleet::train(Fleet {
             storage: self.storage.clone(),

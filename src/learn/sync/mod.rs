@@ -11,13 +11,14 @@
 
 mod all_reduce;
 mod local_sgd;
+mod parted;
 mod reducer;
 mod sharded;
 
 use std::time::Instant;
 
-use self::{all_reduce::AllReduce, local_sgd::LocalSgd, sharded::Sharded};
-use super::{Checkpoint, Communicator, LearnError, Phases, Step, optimizer};
+use self::{all_reduce::AllReduce, local_sgd::LocalSgd, parted::Parted, sharded::Sharded};
+use super::{Checkpoint, CommError, Communicator, LearnError, Parts, Phases, Step, optimizer};
 use crate::{
     data::StepPlan,
     ids::Rank,
@@ -68,8 +69,17 @@ pub(super) struct Votes {
     pub regroup: bool,
 }
 
-/// The strategy of a plan. What it keeps of `state` for itself it takes out.
-pub(super) fn strategy(plan: &TrainPlan, comm: &dyn Communicator, state: &mut Checkpoint) -> Box<dyn Strategy> {
+/// The strategy of a plan, or of the parts of a model that is spread. What it keeps of `state` for
+/// itself it takes out.
+pub(super) fn strategy(
+    plan: &TrainPlan,
+    parts: Option<&Parts>,
+    comm: &dyn Communicator,
+    state: &mut Checkpoint,
+) -> Box<dyn Strategy> {
+    if let Some(parts) = parts {
+        return Box::new(Parted::new(parts.clone(), comm, state));
+    }
     match plan.sync {
         SyncStrategy::AllReduce { batches } => Box::new(AllReduce::new(batches, plan.compression)),
         SyncStrategy::Sharded {} => Box::new(Sharded::new(comm, plan.compression, state)),
@@ -202,6 +212,16 @@ fn gradient_scale(rows: u64, clip_norm: Option<f64>, norm: impl FnOnce() -> f64)
         scale *= (most / (norm() * scale + 1e-6)).min(1.0);
     }
     scale as f32
+}
+
+/// The L2 norm of gradients of which each rank sees a part; none where a number is not finite.
+fn norm_of_parts(comm: &mut dyn Communicator, own: &[f32]) -> Result<Option<f64>, CommError> {
+    let mut seen = [f64::from(!all_finite(own)), sum_of_squares(own)];
+    if seen[0] > 0.0 {
+        seen[1] = 0.0;
+    }
+    comm.all_reduce_sum_f64(&mut seen)?;
+    Ok((seen[0] == 0.0).then(|| seen[1].sqrt()))
 }
 
 fn multiply(numbers: &mut [f32], factor: f32) {

@@ -4,7 +4,7 @@
 
 use std::{mem, ops::Range, time::Instant};
 
-use super::{At, Strategy, Taken, all_finite, gradient_scale, multiply, reducer::Reducer, sum_of_squares};
+use super::{At, Strategy, Taken, gradient_scale, multiply, norm_of_parts, reducer::Reducer};
 use crate::{
     ids::Rank,
     learn::{Checkpoint, Communicator, LearnError, Wire, optimizer, shard},
@@ -37,18 +37,11 @@ impl Strategy for Sharded {
         let started = Instant::now();
         at.comm.reduce_scatter_sum(at.gradients, self.reducer.wire())?;
         let gradients = &mut at.gradients[self.own.clone()];
-        // Each sees its own part only.
-        let mut seen = [f64::from(!all_finite(gradients)), sum_of_squares(gradients)];
-        if seen[0] > 0.0 {
-            seen[1] = 0.0;
-        }
-        at.comm.all_reduce_sum_f64(&mut seen)?;
+        let norm = norm_of_parts(at.comm, gradients)?;
         at.phases.communicate_s += started.elapsed().as_secs_f64();
-        if seen[0] > 0.0 {
-            return Ok(Taken::NotFinite(Rank(0)));
-        }
+        let Some(norm) = norm else { return Ok(Taken::NotFinite(Rank(0))) };
         let started = Instant::now();
-        multiply(gradients, gradient_scale(total.rows, at.plan.clip_norm, || seen[1].sqrt()));
+        multiply(gradients, gradient_scale(total.rows, at.plan.clip_norm, || norm));
         let learning_rate = at.learning_rate(0);
         let gradients = &at.gradients[self.own.clone()];
         let Checkpoint { parameters, updates, .. } = &mut *at.state;
