@@ -78,7 +78,10 @@ impl FeatureLayout {
             && column.shape != Shape::Scalar
         {
             let message = format!("column `{}` cannot be cut into {slices} slices: a list stays whole", column.name);
-            return (message, "select its parts as columns of their own in a transform, or use `spread: data`".to_owned());
+            return (
+                message,
+                "select its parts as columns of their own in a transform, or use `spread: data`".to_owned(),
+            );
         }
         let columns = self.columns.len();
         let message = format!("{slices} slices need as many feature columns, and there are {columns}");

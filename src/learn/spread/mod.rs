@@ -131,7 +131,8 @@ impl Parts {
 
 /// Each rank's layers: consecutive, and about as many numbers on each.
 fn stages(shape: &NetShape, world_size: u32) -> Vec<Range<usize>> {
-    let sizes: Vec<u64> = shape.layers().iter().map(|layer| numbers(std::slice::from_ref(layer)).len() as u64).collect();
+    let sizes: Vec<u64> =
+        shape.layers().iter().map(|layer| numbers(std::slice::from_ref(layer)).len() as u64).collect();
     consecutive(&sizes, world_size as usize)
 }
 
