@@ -194,7 +194,8 @@ async fn explain_model(
     let schema = engine.schema(&model.from).await?;
     let layout = FeatureLayout::resolve(model, &schema, &plan.origin)?;
     let features = layout.width();
-    let parameters = features.map(|features| NetShape { features, net: model.net.clone() }.parameters());
+    let parameters =
+        features.map(|features| NetShape { features, net: model.net.clone(), slices: Vec::new() }.parameters());
     let needs = Needs {
         columns: layout.columns(),
         reject_missing: layout.reject_missing(),

@@ -110,6 +110,7 @@ impl<'a> Run<'a> {
     /// written.
     pub async fn open(storage: &'a Storage, plan: &'a PipelinePlan, options: RunOptions) -> Result<Self, RunError> {
         learn::check_device(plan.run.device, plan.run.executors)?;
+        plan.models.iter().try_for_each(|model| learn::check_spread(model, plan.run.executors))?;
         let (run_id, snapshot) = if let Some(run_id) = &options.run_id {
             (run_id.clone(), None)
         } else {

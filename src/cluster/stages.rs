@@ -107,7 +107,7 @@ impl Stages<'_> {
             return Ok(Model::load(self.storage, &done.location).await?);
         }
         let features = self.fit(engine, plan, dataset).await?;
-        let shape = NetShape { features: features.width(), net: plan.net.clone() };
+        let shape = NetShape::new(plan, &features);
         let started = self.start("train", &plan.name, Some(u64::from(plan.train.epochs)), "epochs");
         let work = self.training_work(plan, &features, dataset)?;
         let training = Training::new(self.storage, work, Arc::clone(dataset));
@@ -138,7 +138,7 @@ impl Stages<'_> {
         Ok(TrainWork {
             model: plan.clone(),
             run: self.plan.run.clone(),
-            shape: NetShape { features: features.width(), net: plan.net.clone() },
+            shape: NetShape::new(plan, features),
             features: features.clone(),
             dataset: dataset.to_files(),
             identity: self.identity(plan)?,

@@ -10,8 +10,13 @@ use super::RunError;
 use crate::{
     data::{self, Dataset, DatasetFiles, Feed, FeedPlan, FittedFeatures, Partitions, StepPlan},
     ids::Rank,
-    learn::{self, Checkpoint, Communicator, Control, LearnError, NetShape, Observer, TrainJob, Trained},
-    pipeline::{ModelPlan, RunPlan, spec::DeviceKind},
+    learn::{
+        self, Checkpoint, Communicator, Control, LearnError, NetShape, Observer, Parts, SharedComm, TrainJob, Trained,
+    },
+    pipeline::{
+        ModelPlan, RunPlan,
+        spec::{DeviceKind, Spread},
+    },
     runs::{EpochRecord, Fence},
     storage::{Location, Storage},
     telemetry::Event,
@@ -73,6 +78,17 @@ impl Training {
         &self.partitions
     }
 
+    /// Whether, after a failure, every executor's state is one to go on with; else it is that of the
+    /// last checkpoint.
+    pub fn survives(&self) -> bool {
+        matches!(self.work.model.spread, Spread::Data {}) && learn::survives(self.work.model.train.sync)
+    }
+
+    /// Executors that it can use at most.
+    pub fn most_executors(&self) -> u32 {
+        self.work.model.spread.most_executors(self.work.model.net.hidden.len())
+    }
+
     /// Steps of an epoch.
     pub fn steps(&self) -> u64 {
         self.step_plan().steps()
@@ -104,44 +120,50 @@ impl Training {
     pub fn feed(&self, rank: Rank, world_size: u32, before: Option<&Feed>) -> Feed {
         // Servers stand behind the ranks that own rows.
         let workers = world_size.saturating_sub(self.servers()).max(1);
-        let owned = self.partitions.owned_by(rank, workers);
-        if let Some(feed) = before {
-            return feed.owning(owned);
+        let spread = self.work.model.spread;
+        if let (Some(feed), Spread::Data {}) = (before, spread) {
+            return feed.owning(self.partitions.owned_by(rank, workers));
         }
-        let plan = FeedPlan {
+        Feed::new(self.storage.clone(), learn::share_of_rows(self.all_rows(), spread, rank, workers))
+    }
+
+    /// What is read, of which each rank has a share.
+    fn all_rows(&self) -> FeedPlan {
+        FeedPlan {
             dataset: Arc::clone(&self.dataset),
             features: Arc::clone(&self.features),
+            width: self.features.width(),
             partitions: Arc::clone(&self.partitions),
-            owned,
+            owned: Vec::new(),
             batch: self.work.model.train.batch,
             // The other half is for decoding, the network and what is written.
             memory_bytes: self.work.run.memory_bytes / 2,
-        };
-        Feed::new(self.storage.clone(), plan)
+        }
     }
 
     /// Trains on the calling thread; see `learn::train_rank`.
-    pub fn run(&self, feed: &Feed, mut place: Place<'_>, state: &mut Checkpoint) -> Result<Trained, RunError> {
+    pub fn run(&self, feed: &Feed, place: Place<'_>, state: &mut Checkpoint) -> Result<Trained, RunError> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(place.threads.max(1)).build();
         let pool = pool.map_err(|error| RunError::Thread(error.into()))?;
         let TrainWork { model, run, shape, .. } = &self.work;
-        let rank = place.comm.rank();
+        let Place { comm, control, source, observer, .. } = place;
+        let (rank, world_size, mut comm) = (comm.rank(), comm.world_size(), SharedComm::new(comm));
         let job = TrainJob {
             plan: &model.train,
             steps: self.step_plan(),
             held_out_rows: self.partitions.held_out_rows(),
-            feature_names: self.features.names(),
+            feature_names: feed.feature_names(),
             identity: self.work.identity.clone(),
-            source: place.source,
+            source,
+            parts: Parts::new(model.spread, shape, world_size),
         };
+        // A server computes nothing that needs a device.
+        let serves = rank.0 + self.servers() >= world_size;
+        let run = RunPlan { device: if serves { DeviceKind::Cpu } else { run.device }, ..run.clone() };
         pool.install(|| {
-            // A server computes nothing that needs a device.
-            let serves = rank.0 + self.servers() >= place.comm.world_size();
-            let device = if serves { DeviceKind::Cpu } else { run.device };
-            let mut step = learn::burn_step(shape, model.train.loss, device, rank.0 as usize, run.seed)?;
-            let observer: Option<&mut dyn Observer> = if rank == Rank(0) { Some(place.observer) } else { None };
-            let comm = place.comm.as_mut();
-            Ok(learn::train_rank(&job, place.control, feed, step.as_mut(), comm, observer, state)?)
+            let mut step = learn::replica(model, shape, &run, &comm)?;
+            let observer: Option<&mut dyn Observer> = if rank == Rank(0) { Some(observer) } else { None };
+            Ok(learn::train_rank(&job, control, feed, step.as_mut(), &mut comm, observer, state)?)
         })
     }
 }

@@ -208,6 +208,36 @@ fn pieces(dataset: &Dataset, count: usize) -> Vec<Vec<Split>> {
     pieces
 }
 
+/// Consecutive ranges of the weights, `parts` of them, so that the heaviest is as light as can be;
+/// none is empty unless there are fewer weights than parts.
+pub fn consecutive(weights: &[u64], parts: usize) -> Vec<Range<usize>> {
+    let (mut least, mut most) = (weights.iter().copied().max().unwrap_or(0), weights.iter().sum::<u64>());
+    while least < most {
+        let middle = least + (most - least) / 2;
+        if fill(weights, parts, middle).last().is_none_or(|last| last.end == weights.len()) {
+            most = middle;
+        } else {
+            least = middle + 1;
+        }
+    }
+    fill(weights, parts, least)
+}
+
+/// Ranges that each take what comes next up to `limit`, but leave a weight to each that follows.
+fn fill(weights: &[u64], parts: usize, limit: u64) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let range = |part: usize| {
+        let (start, last) = (end, weights.len().saturating_sub(parts - 1 - part));
+        let mut load = 0;
+        while end < weights.len() && (end == start || (end < last && load + weights[end] <= limit)) {
+            load += weights[end];
+            end += 1;
+        }
+        start..end
+    };
+    (0..parts).map(range).collect()
+}
+
 /// A place in `0..count` for each weight: the largest first, each to the place that has least
 /// so far (then fewest, then lowest); equal weights keep their order. No two places differ by
 /// more than the largest weight.
@@ -408,6 +438,27 @@ mod tests {
             let whole = pieces.iter().flatten().all(|split| split.rows.start == 0);
             let most = if whole { largest } else { 1 };
             prop_assert!(rows.clone().max().unwrap() - rows.min().unwrap() <= most);
+        }
+
+        #[test]
+        fn consecutive_ranges_are_as_even_as_can_be(weights in proptest::collection::vec(0_u64..50, 1..9), parts in 1_usize..9) {
+            let heaviest = |ranges: &[Range<usize>]| {
+                ranges.iter().map(|range| weights[range.clone()].iter().sum::<u64>()).max().unwrap()
+            };
+            let ranges = consecutive(&weights, parts);
+            prop_assert_eq!(ranges.len(), parts);
+            prop_assert_eq!(ranges.iter().flat_map(Range::clone).collect::<Vec<_>>(), (0..weights.len()).collect::<Vec<_>>());
+            prop_assert_eq!(ranges.iter().filter(|range| !range.is_empty()).count(), parts.min(weights.len()));
+            // Every way to cut, as a mask of where.
+            let best = (0..1_u32 << (weights.len() - 1)).filter(|cuts| (cuts.count_ones() as usize) < parts).map(|cuts| {
+                let (mut most, mut load) = (0, 0);
+                for (index, weight) in weights.iter().enumerate() {
+                    load = if index > 0 && cuts >> (index - 1) & 1 == 1 { *weight } else { load + weight };
+                    most = most.max(load);
+                }
+                most
+            }).min().unwrap();
+            prop_assert_eq!(heaviest(&ranges), best);
         }
 
         #[test]

@@ -6,6 +6,10 @@ const NAMED: usize = 3;
 /// Features of these rows that are not finite; else those of the largest magnitude, with what
 /// can be done.
 pub(super) fn blame(names: &[String], x: &[f32]) -> String {
+    if names.is_empty() {
+        // A rank in the middle of a pipeline has no features.
+        return "lower the learning rate".to_owned();
+    }
     // NaN counts as infinite: it is as bad and must not vanish in a comparison.
     let magnitude = |number: &f32| if number.is_nan() { f32::INFINITY } else { number.abs() };
     let mut largest = vec![0.0_f32; names.len()];

@@ -1,21 +1,18 @@
-//! The training step on Burn: CPU (flex), wgpu or CUDA, chosen at run time.
+//! The training step of a whole network on one device.
 //!
 //! ```text
 //!   x [rows, features] ─▶ h = f(h Wᵀ + b) per layer ─▶ z ─▶ per-row loss [rows, 1] ─▶ sum ─▶ backward
 //! ```
 //!
-//! Weights are kept `[outputs, inputs]`, as in the flat buffers; the matrix product takes the
-//! transposed view, which costs no copy. On the CPU, Burn runs on the calling thread's rayon
-//! pool: whoever makes the replica decides how many threads it has, by calling from within
-//! `ThreadPool::install`. One single-thread replica per core is the fastest.
-
-use burn::tensor::{Device, Gradients, Tensor, TensorData, activation};
+//! On the CPU, Burn runs on the calling thread's rayon pool: whoever makes the replica decides how
+//! many threads it has, by calling from within `ThreadPool::install`. One single-thread replica per
+//! core is the fastest.
 
 use super::{
-    LearnError, NetShape, Step, device,
-    shape::{Linear, Weight},
+    LearnError, NetShape, Step,
+    network::{Graph, Network, download, total},
 };
-use crate::pipeline::spec::{Activation, DeviceKind, Loss};
+use crate::pipeline::spec::{DeviceKind, Loss};
 
 /// A replica on a device, with parameters drawn from `seed` (the same on every rank). `index`
 /// is the device's number where there are several.
@@ -26,39 +23,16 @@ pub fn burn_step(
     index: usize,
     seed: u64,
 ) -> Result<Box<dyn Step>, LearnError> {
-    let device = device::open(device, index)?;
-    let mut step = BurnStep {
-        shape: shape.clone(),
-        loss,
-        device,
-        layers: shape.layers(),
-        parameters: vec![0.0; shape.parameters()],
-        plain: Vec::new(),
-        tracked: Vec::new(),
-    };
+    let network = Network::open(shape, loss, device, index, 0..shape.layers().len())?;
+    let mut step = BurnStep { network, parameters: vec![0.0; shape.parameters()] };
     step.write_parameters(&shape.initial_parameters(seed));
     Ok(Box::new(step))
 }
 
 struct BurnStep {
-    shape: NetShape,
-    loss: Loss,
-    device: Device,
-    layers: Vec<Linear>,
+    network: Network,
     /// What the device holds, so that reading never waits for it.
     parameters: Vec<f32>,
-    /// By layer.
-    plain: Vec<Variables>,
-    /// The same numbers, as leaves of the gradient graph.
-    tracked: Vec<Variables>,
-}
-
-/// A layer's tensors.
-struct Variables {
-    /// `[outputs, inputs]`; none where it is tied to another layer's.
-    weight: Option<Tensor<2>>,
-    /// `[1, outputs]`.
-    bias: Tensor<2>,
 }
 
 impl Step for BurnStep {
@@ -72,18 +46,7 @@ impl Step for BurnStep {
 
     fn write_parameters(&mut self, parameters: &[f32]) {
         self.parameters.copy_from_slice(parameters);
-        let upload = |numbers: &[f32], shape: [usize; 2]| {
-            Tensor::<2>::from_data(TensorData::new(numbers.to_vec(), shape), &self.device)
-        };
-        let variables = |layer: &Linear| Variables {
-            weight: match &layer.weight {
-                Weight::Own(range) => Some(upload(&parameters[range.clone()], [layer.outputs, layer.inputs])),
-                Weight::Tied(_) => None,
-            },
-            bias: upload(&parameters[layer.bias.clone()], [1, layer.outputs]),
-        };
-        self.plain = self.layers.iter().map(variables).collect();
-        self.tracked = self.plain.iter().map(Variables::track).collect();
+        self.network.write(parameters);
     }
 
     fn gradients(&mut self, x: &[f32], rows: usize, gradients: &mut [f32]) -> Result<f64, LearnError> {
@@ -91,16 +54,12 @@ impl Step for BurnStep {
             gradients.fill(0.0);
             return Ok(0.0);
         }
-        let x = self.upload(x, rows).autodiff();
-        let output = self.decode(self.encoder(x.clone(), &self.tracked), &self.tracked);
-        let losses = self.losses(output, x);
+        let (network, layers) = (&self.network, 0..self.network.layers().len());
+        let x = network.upload(x, [rows, network.features()]).autodiff();
+        let output = network.forward(layers.clone(), x.clone(), Graph::Tracked);
+        let losses = network.losses(output, x);
         let mut found = losses.clone().sum().backward();
-        for (layer, variables) in self.layers.iter().zip(&self.tracked) {
-            if let (Weight::Own(range), Some(weight)) = (&layer.weight, &variables.weight) {
-                take_gradient(weight, &mut found, &mut gradients[range.clone()])?;
-            }
-            take_gradient(&variables.bias, &mut found, &mut gradients[layer.bias.clone()])?;
-        }
+        network.take_gradients(layers, &mut found, |place, numbers| gradients[place].copy_from_slice(numbers))?;
         total(losses.inner())
     }
 
@@ -108,9 +67,10 @@ impl Step for BurnStep {
         if rows == 0 {
             return Ok(0.0);
         }
-        let x = self.upload(x, rows);
-        let output = self.decode(self.encoder(x.clone(), &self.plain), &self.plain);
-        total(self.losses(output, x))
+        let network = &self.network;
+        let x = network.upload(x, [rows, network.features()]);
+        let output = network.forward(0..network.layers().len(), x.clone(), Graph::Plain);
+        total(network.losses(output, x))
     }
 
     fn encode(
@@ -123,114 +83,25 @@ impl Step for BurnStep {
         if rows == 0 {
             return Ok(());
         }
-        let x = self.upload(x, rows);
-        let latent = self.encoder(x.clone(), &self.plain);
+        let (network, depth) = (&self.network, self.network.depth());
+        let x = network.upload(x, [rows, network.features()]);
+        let latent = network.forward(0..depth, x.clone(), Graph::Plain);
         if let Some(errors) = errors {
-            let output = self.decode(latent.clone(), &self.plain);
-            errors.extend(download(self.losses(output, x))?);
+            let output = network.forward(depth..network.layers().len(), latent.clone(), Graph::Plain);
+            errors.extend(download(network.losses(output, x))?);
         }
         embeddings.extend(download(latent)?);
         Ok(())
     }
 }
 
-impl BurnStep {
-    fn upload(&self, x: &[f32], rows: usize) -> Tensor<2> {
-        Tensor::from_data(TensorData::new(x.to_vec(), [rows, self.shape.features]), &self.device)
-    }
-
-    /// `[rows, features]` to `[rows, latent]`.
-    fn encoder(&self, x: Tensor<2>, variables: &[Variables]) -> Tensor<2> {
-        let depth = self.layers.len() / 2;
-        let net = &self.shape.net;
-        (0..depth).fold(x, |h, layer| {
-            let f = if layer + 1 == depth { net.latent_activation } else { net.activation };
-            activate(f, self.linear(layer, h, variables))
-        })
-    }
-
-    /// `[rows, latent]` to `[rows, features]`: the reconstruction, or its logits where the loss
-    /// takes those.
-    fn decode(&self, latent: Tensor<2>, variables: &[Variables]) -> Tensor<2> {
-        let net = &self.shape.net;
-        let output = match self.loss {
-            Loss::Mse => net.output_activation,
-            // Cross-entropy comes with a sigmoid, which the loss folds in.
-            Loss::BinaryCrossEntropy => Activation::Identity,
-        };
-        (self.layers.len() / 2..self.layers.len()).fold(latent, |h, layer| {
-            let f = if layer + 1 == self.layers.len() { output } else { net.activation };
-            activate(f, self.linear(layer, h, variables))
-        })
-    }
-
-    fn linear(&self, layer: usize, h: Tensor<2>, variables: &[Variables]) -> Tensor<2> {
-        let bias = variables[layer].bias.clone();
-        let weight = match self.layers[layer].weight {
-            Weight::Own(_) => variables[layer].weight.clone().map(Tensor::transpose),
-            Weight::Tied(other) => variables[other].weight.clone(),
-        };
-        match weight {
-            Some(weight) => h.matmul(weight) + bias,
-            // A layer has its own weight or is tied to one that has.
-            None => bias,
-        }
-    }
-
-    /// Each row's loss, mean over features: `[rows, 1]`.
-    fn losses(&self, output: Tensor<2>, x: Tensor<2>) -> Tensor<2> {
-        let losses = match self.loss {
-            Loss::Mse => {
-                let difference = output - x;
-                difference.clone() * difference
-            }
-            // -x ln σ(z) - (1 - x) ln(1 - σ(z)), with no exponential of a large number and no
-            // logarithm of a small one.
-            Loss::BinaryCrossEntropy => (1.0 - x) * output.clone() - activation::log_sigmoid(output),
-        };
-        losses.mean_dim(1)
-    }
-}
-
-impl Variables {
-    fn track(&self) -> Self {
-        let leaf = |tensor: &Tensor<2>| tensor.clone().autodiff().require_grad();
-        Self { weight: self.weight.as_ref().map(leaf), bias: leaf(&self.bias) }
-    }
-}
-
-fn activate(function: Activation, z: Tensor<2>) -> Tensor<2> {
-    match function {
-        Activation::Relu => activation::relu(z),
-        Activation::LeakyRelu => activation::leaky_relu(z, 0.01),
-        Activation::Gelu => activation::gelu(z),
-        Activation::Tanh => activation::tanh(z),
-        Activation::Sigmoid => activation::sigmoid(z),
-        Activation::Identity => z,
-    }
-}
-
-fn take_gradient(variable: &Tensor<2>, found: &mut Gradients, out: &mut [f32]) -> Result<(), LearnError> {
-    match variable.grad_remove(found) {
-        Some(gradient) => out.copy_from_slice(&download(gradient)?),
-        None => out.fill(0.0),
-    }
-    Ok(())
-}
-
-fn download(tensor: Tensor<2>) -> Result<Vec<f32>, LearnError> {
-    tensor.try_into_vec_as::<f32>().map_err(|error| LearnError::Device { source: Box::new(error) })
-}
-
-/// The sum of all numbers, in f64: a sum over many rows in f32 would lose digits.
-fn total(losses: Tensor<2>) -> Result<f64, LearnError> {
-    Ok(download(losses)?.into_iter().map(f64::from).sum())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::learn::shape::tests::shape;
+    use crate::{
+        learn::shape::{Weight, tests::shape},
+        pipeline::spec::Activation,
+    };
 
     /// The network in f64, by the book.
     struct Reference {

@@ -83,6 +83,21 @@ pub enum LearnError {
         /// Rows held out.
         held_out: u64,
     },
+    /// More executors than a spread model has parts for.
+    #[error(
+        "model `{model}` has {most} {parts} to spread over executors, too few for {executors}; set `executors: {most}`, \
+         or use `spread: data`"
+    )]
+    TooManyExecutors {
+        /// The model.
+        model: String,
+        /// `layers` or `slices`.
+        parts: &'static str,
+        /// How many there are.
+        most: u32,
+        /// Executors of the run.
+        executors: u32,
+    },
     /// A feature outside 0..1 under cross-entropy.
     #[error(
         "feature {feature} is {value}, and `loss: binary_cross_entropy` needs 0 to 1; scale it (`scale: min_max`), or \
@@ -147,9 +162,11 @@ impl Remedied for LearnError {
             Self::Storage(error) => error.remedy(),
             Self::Runs(error) => error.remedy(),
             Self::Unreadable { .. } => Remedy::CheckStorage,
-            Self::NotBuilt { .. } | Self::NoDevice { .. } | Self::NoRows { .. } | Self::BeyondCrossEntropy { .. } => {
-                Remedy::FixFile
-            }
+            Self::NotBuilt { .. }
+            | Self::NoDevice { .. }
+            | Self::NoRows { .. }
+            | Self::TooManyExecutors { .. }
+            | Self::BeyondCrossEntropy { .. } => Remedy::FixFile,
             Self::NotFinite { .. } => Remedy::FixData,
             Self::Regroup => Remedy::TryAgain,
             Self::Interrupted => Remedy::Interrupted,

@@ -14,7 +14,11 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::pipeline::NetPlan;
+use super::slice;
+use crate::{
+    data::FittedFeatures,
+    pipeline::{ModelPlan, NetPlan, spec::Spread},
+};
 
 /// A network's shape with its input width.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,6 +27,10 @@ pub struct NetShape {
     pub features: usize,
     /// The layers.
     pub net: NetPlan,
+    /// Features of each slice where the network is cut into slices that meet at the embedding;
+    /// empty where it is not. What would join two slices is zero.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub slices: Vec<usize>,
 }
 
 /// A linear layer, `y = W x + b`, within the flat buffers.
@@ -44,6 +52,15 @@ pub(super) enum Weight {
 }
 
 impl NetShape {
+    /// The shape of a model's network over these features.
+    pub fn new(model: &ModelPlan, features: &FittedFeatures) -> Self {
+        let slices = match model.spread {
+            Spread::Vertical { slices } => features.slices(slices as usize).iter().map(FittedFeatures::width).collect(),
+            Spread::Data {} | Spread::Pipeline { .. } => Vec::new(),
+        };
+        Self { features: features.width(), net: model.net.clone(), slices }
+    }
+
     /// How many numbers are trained.
     pub fn parameters(&self) -> usize {
         self.layers().last().map_or(0, |layer| layer.bias.end)
@@ -75,7 +92,8 @@ impl NetShape {
     }
 
     /// Flat parameters to start from: weights and biases uniform within `±1/sqrt(inputs)`, as
-    /// PyTorch's `nn.Linear` draws them; the same on every machine and device.
+    /// PyTorch's `nn.Linear` draws them; the same on every machine and device. Between slices they
+    /// are zero, and do not count as inputs.
     pub(super) fn initial_parameters(&self, seed: u64) -> Vec<f32> {
         let mut random = SplitMix64(seed);
         let mut parameters = Vec::with_capacity(self.parameters());
@@ -83,6 +101,9 @@ impl NetShape {
             let bound = 1.0 / (layer.inputs as f64).sqrt();
             let weights = if matches!(layer.weight, Weight::Own(_)) { layer.outputs * layer.inputs } else { 0 };
             parameters.extend((0..weights + layer.outputs).map(|_| (random.symmetric() * bound) as f32));
+        }
+        if !self.slices.is_empty() {
+            slice::keep_within(self, &mut parameters);
         }
         parameters
     }
@@ -121,7 +142,7 @@ pub(super) mod tests {
             output_activation: Activation::Identity,
             tied_weights,
         };
-        NetShape { features, net }
+        NetShape { features, net, slices: Vec::new() }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Checkpoint, Communicator, LearnError, Step,
+    Checkpoint, Communicator, LearnError, Parts, Step,
     blame::blame,
     optimizer,
     sync::{self, Account, At, Staleness, Strategy, Taken, Votes},
@@ -51,6 +51,16 @@ pub struct TrainJob<'a> {
     pub identity: String,
     /// The rank whose state all go on with.
     pub source: Rank,
+    /// Which numbers each rank updates, where the model is spread; none where each has a replica.
+    pub parts: Option<Parts>,
+}
+
+impl TrainJob<'_> {
+    /// How many of a batch's rows count as this rank's: the ranks of a model that is spread all see
+    /// the same rows.
+    fn counted(&self, batch: &Batch, rank: Rank) -> u64 {
+        if self.parts.is_none() || rank == Rank(0) { batch.rows as u64 } else { 0 }
+    }
 }
 
 /// How the outside speaks to all ranks of this process.
@@ -138,8 +148,10 @@ pub fn train_rank(
     begin(job, step, state);
     state.share(comm, job.source)?;
     step.write_parameters(&state.parameters);
-    let strategy = sync::strategy(job.plan, comm, state);
-    let workers = comm.world_size().saturating_sub(sync::servers(job.plan)).max(1);
+    let strategy = sync::strategy(job.plan, job.parts.as_ref(), comm, state);
+    let servers = sync::servers(job.plan);
+    // The ranks of a model that is spread all see all rows.
+    let workers = if job.parts.is_some() { 1 } else { comm.world_size().saturating_sub(servers).max(1) };
     let owners = feed.partitions().owners(workers);
     let mut trainer = Trainer {
         job,
@@ -169,7 +181,7 @@ pub fn train_rank(
         trainer.end_epoch()?;
         trainer.rebalance()?;
     }
-    Ok(trainer.finish())
+    trainer.finish()
 }
 
 /// Makes a state that does not fit the job the one to begin with.
@@ -230,7 +242,7 @@ impl Trainer<'_, '_> {
             let before = self.place();
             let (taken, last) = self.train_step(step, &batch)?;
             if let Some(rows) = self.rows_per_epoch.last_mut() {
-                *rows += batch.rows as u64;
+                *rows += self.job.counted(&batch, self.comm.rank());
             }
             batches.recycle(batch);
             self.state.epoch_elapsed_s += seconds_since(mem::replace(&mut started, Instant::now()));
@@ -269,19 +281,20 @@ impl Trainer<'_, '_> {
     fn train_step(&mut self, step: u64, batch: &Batch) -> Result<(Taken, u64), LearnError> {
         let started = Instant::now();
         self.check_range(&batch.x)?;
+        self.comm.at_step(ids::Step(u64::from(self.state.epoch) * self.job.steps.steps() + step));
         let loss = self.step.gradients(&batch.x, batch.rows, &mut self.gradients)?;
         let finite = loss.is_finite() && sync::all_finite(&self.gradients);
         if !finite && self.blame.is_empty() {
             self.blame = blame(&self.job.feature_names, &batch.x);
         }
         self.phases.compute_s += seconds_since(started);
-        self.comm.at_step(ids::Step(u64::from(self.state.epoch) * self.job.steps.steps() + step));
+        let (rows, votes) = (self.job.counted(batch, self.comm.rank()), self.control.votes());
         let mut at = At {
             plan: self.job.plan,
             steps: &self.job.steps,
             control: self.control,
             step,
-            account: Account { loss, rows: batch.rows as u64, votes: self.control.votes(), finite },
+            account: Account { loss, rows, votes, finite },
             gradients: &mut self.gradients,
             comm: self.comm,
             replica: self.step,
@@ -313,9 +326,14 @@ impl Trainer<'_, '_> {
     /// Measures, records and judges the epoch, and makes the next one the running one.
     fn end_epoch(&mut self) -> Result<(), LearnError> {
         let started = Instant::now();
-        if !sync::all_finite(&self.state.parameters) {
+        let finite = sync::all_finite(&self.state.parameters);
+        if !finite {
             "the last update overflowed; lower the learning rate".clone_into(&mut self.blame);
-            return Err(self.not_finite(Rank(0), self.job.steps.steps()));
+        }
+        // Ranks that each update a part do not see the others' numbers.
+        let total = sync::add_accounts(self.comm, &Account { finite, ..Account::default() })?;
+        if let Some(rank) = total.not_finite {
+            return Err(self.not_finite(rank, self.job.steps.steps()));
         }
         let held_out_loss = if self.job.held_out_rows > 0 { Some(self.held_out_loss()?) } else { None };
 
@@ -382,7 +400,7 @@ impl Trainer<'_, '_> {
                 self.blame = format!("in held-out rows, {}", blame(&self.job.feature_names, &batch.x));
             }
             account.loss += loss;
-            account.rows += batch.rows as u64;
+            account.rows += self.job.counted(&batch, self.comm.rank());
             batches.recycle(batch);
         }
         self.held_out_rows = account.rows;
@@ -418,9 +436,14 @@ impl Trainer<'_, '_> {
         }
     }
 
-    fn finish(self) -> Trained {
-        Trained {
-            parameters: self.state.kept(self.job.plan.keep).to_vec(),
+    fn finish(self) -> Result<Trained, LearnError> {
+        let mut parameters = self.state.kept(self.job.plan.keep).to_vec();
+        if self.job.parts.is_some() {
+            // Rank 0 has the parts of all since the last checkpoint.
+            self.comm.broadcast(Rank(0), &mut parameters)?;
+        }
+        Ok(Trained {
+            parameters,
             history: self.state.history.clone(),
             rows_per_epoch: self.rows_per_epoch,
             held_out_rows: self.held_out_rows,
@@ -429,7 +452,7 @@ impl Trainer<'_, '_> {
             cpu_s: 0.0,
             peak_memory_bytes: 0,
             staleness: self.strategy.staleness(),
-        }
+        })
     }
 }
 

@@ -508,6 +508,17 @@ impl Default for Spread {
     }
 }
 
+impl Spread {
+    /// Executors that find work at most, in a network of so many hidden layers in its encoder.
+    pub fn most_executors(self, hidden: usize) -> u32 {
+        match self {
+            Self::Data {} => u32::MAX,
+            Self::Pipeline { .. } => 2 * (hidden as u32 + 1),
+            Self::Vertical { slices } => slices,
+        }
+    }
+}
+
 fn micro_batches() -> u32 {
     4
 }

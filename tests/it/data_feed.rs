@@ -263,6 +263,7 @@ impl Table {
         let plan = FeedPlan {
             dataset: Arc::clone(&self.dataset),
             features: Arc::clone(&self.features),
+            width: WIDTH,
             partitions: Arc::clone(partitions),
             owned,
             batch,

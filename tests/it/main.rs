@@ -16,6 +16,7 @@ mod pipeline;
 mod query;
 mod run;
 mod server;
+mod spread;
 mod storage;
 mod strategies;
 mod training;

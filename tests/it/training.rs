@@ -20,8 +20,8 @@ use emberflow::{
     },
     ids::Rank,
     learn::{
-        self, Checkpoint, Communicator, Control, LearnError, Model, NetShape, Observer, Step, TrainJob, Trained,
-        train_rank,
+        self, Checkpoint, Communicator, Control, LearnError, Model, NetShape, Observer, Parts, SharedComm, Step,
+        TrainJob, Trained, train_rank,
     },
     pipeline::{EmbeddingPlan, ModelPlan, PipelinePlan, spec::PartitionBy},
     runs::EpochRecord,
@@ -113,10 +113,11 @@ impl World {
                 storage: storage.clone(),
                 plan: plan.clone(),
                 model: model.clone(),
-                shape: NetShape { features: features.width(), net: model.net.clone() },
+                shape: NetShape::new(model, &features),
                 dataset: Arc::new(dataset),
                 features,
                 partitions: Arc::new(partitions),
+                memory_bytes: plan.run.memory_bytes,
             }
         })
     }
@@ -131,6 +132,7 @@ pub(crate) struct Prepared {
     pub(crate) dataset: Arc<Dataset>,
     pub(crate) features: Arc<FittedFeatures>,
     pub(crate) partitions: Arc<Partitions>,
+    pub(crate) memory_bytes: u64,
 }
 
 /// Makes another step of a rank's.
@@ -172,17 +174,22 @@ pub(crate) fn losses(history: &[EpochRecord]) -> Vec<(u64, Option<u64>)> {
 }
 
 impl Prepared {
-    pub(crate) fn feed(&self, rank: Rank, executors: u32) -> Feed {
-        let _runtime = runtime().enter();
-        let plan = FeedPlan {
+    pub(crate) fn feed_plan(&self, rank: Rank, executors: u32) -> FeedPlan {
+        let whole = FeedPlan {
             dataset: Arc::clone(&self.dataset),
             features: Arc::clone(&self.features),
+            width: self.features.width(),
             partitions: Arc::clone(&self.partitions),
-            owned: self.partitions.owned_by(rank, executors),
+            owned: self.partitions.owned_by(Rank(0), 1),
             batch: self.model.train.batch,
-            memory_bytes: self.plan.run.memory_bytes,
+            memory_bytes: self.memory_bytes,
         };
-        Feed::new(self.storage.clone(), plan)
+        learn::share_of_rows(whole, self.model.spread, rank, executors)
+    }
+
+    pub(crate) fn feed(&self, rank: Rank, executors: u32) -> Feed {
+        let _runtime = runtime().enter();
+        Feed::new(self.storage.clone(), self.feed_plan(rank, executors))
     }
 
     pub(crate) fn step(&self) -> Box<dyn Step> {
@@ -217,16 +224,17 @@ impl Prepared {
         let stops: Vec<Arc<AtomicBool>> = (0..world).map(|_| Arc::default()).collect();
         let counts: Vec<AtomicU64> = (0..world).map(|_| AtomicU64::new(0)).collect();
         let told = Mutex::new((Vec::new(), Vec::new()));
-        let run = |mut comm: Box<dyn Communicator>| {
-            let rank = comm.rank();
-            let step = tamper(comm.as_ref(), self.step());
+        let run = |comm: Box<dyn Communicator>| {
+            let (rank, mut comm) = (comm.rank(), SharedComm::new(comm));
+            let step = tamper(&comm, learn::replica(&self.model, &self.shape, &self.plan.run, &comm).unwrap());
             let mut step = Counted { step, count: &counts[rank.0 as usize] };
             let control = Control { stop: Arc::clone(&stops[rank.0 as usize]), regroup: Arc::default() };
             let mut state = resume.cloned().unwrap_or_default();
             let mut watcher = Watcher { told: &told, watch, stop: &stops[executors as usize / 2] };
             let observer: Option<&mut dyn Observer> = if rank == Rank(0) { Some(&mut watcher) } else { None };
             let feed = self.feed(rank, executors);
-            train_rank(&self.job(), &control, &feed, &mut step, comm.as_mut(), observer, &mut state)
+            let job = self.job(rank, executors);
+            train_rank(&job, &control, &feed, &mut step, &mut comm, observer, &mut state)
         };
         let comms = learn::in_process(world, Duration::from_mins(1));
         let ranks = thread::scope(|scope| {
@@ -238,15 +246,16 @@ impl Prepared {
         Outcome { ranks, steps: passes, checkpoints, epochs }
     }
 
-    fn job(&self) -> TrainJob<'_> {
+    fn job(&self, rank: Rank, executors: u32) -> TrainJob<'_> {
         let rows: Vec<u64> = self.partitions.partitions.iter().map(|partition| partition.train_rows).collect();
         TrainJob {
             plan: &self.model.train,
             steps: StepPlan::new(&rows, self.model.train.batch),
             held_out_rows: self.partitions.held_out_rows(),
-            feature_names: self.features.names(),
+            feature_names: self.feed_plan(rank, executors).features.names(),
             identity: IDENTITY.to_owned(),
             source: Rank(0),
+            parts: Parts::new(self.model.spread, &self.shape, executors),
         }
     }
 

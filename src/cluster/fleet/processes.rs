@@ -34,7 +34,7 @@ use crate::{
     },
     embed::WrittenPart,
     ids::{Generation, Rank},
-    learn::{self, Trained},
+    learn::Trained,
     limits, remedy,
     telemetry::{Event, Events},
     wire::{Listener, Security},
@@ -59,6 +59,8 @@ pub(in crate::cluster) struct Processes {
     told: u32,
     /// Whether, after a failure, any executor's state is one to go on with.
     survives: bool,
+    /// Executors that the training can use.
+    most: usize,
     /// Executors that the training needs besides those that compute.
     servers: usize,
     stop: Arc<AtomicBool>,
@@ -121,6 +123,7 @@ impl Processes {
             works: 0,
             told: 0,
             survives: false,
+            most: 0,
             servers: 0,
             stop,
             events,
@@ -132,7 +135,8 @@ impl Processes {
     /// account, as far as it lived to give one.
     pub fn train(&mut self, training: &Training) -> Result<Vec<Trained>, RunError> {
         let work = self.new_work(WorkKind::Train(Box::new(training.work.clone())));
-        self.survives = learn::survives(training.work.model.train.sync);
+        self.survives = training.survives();
+        self.most = self.plan.max.min(training.most_executors() as usize);
         self.servers = training.servers() as usize;
         self.launch.want(self.plan.wanted + self.servers);
         self.told = 0;
@@ -281,7 +285,7 @@ impl Processes {
     /// One formation of the fleet, until it has trained, broken, or left.
     fn generation(&mut self, work: &Work) -> Result<End, RunError> {
         self.generation.0 += 1;
-        let members: Vec<u64> = self.ready(work).map(|(id, _)| id).take(self.plan.max + self.servers).collect();
+        let members: Vec<u64> = self.ready(work).map(|(id, _)| id).take(self.most + self.servers).collect();
         if members.len() < self.plan.min + self.servers {
             return Ok(End::Again(BTreeMap::new()));
         }
@@ -304,7 +308,7 @@ impl Processes {
                 Heard::Said(_, FromExecutor::Event(event)) => {
                     let boundary = matches!(event, Event::Epoch { .. });
                     self.tell(&event);
-                    let most = self.executors.len().min(self.plan.max + self.servers);
+                    let most = self.executors.len().min(self.most + self.servers);
                     let room = generation.size() < most;
                     if boundary && room && !joining && generation.is_whole() {
                         joining = true;

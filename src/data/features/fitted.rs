@@ -1,6 +1,10 @@
 //! Feature columns with everything learned: what is saved with the model.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
+
+use crate::data::partition::consecutive;
 
 /// Feature columns with everything learned from the rows: saved as JSON with the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,6 +39,11 @@ impl FittedColumn {
         self.list.unwrap_or(1)
     }
 
+    /// Features per row: values and the indicator.
+    pub fn width(&self) -> usize {
+        self.values() + usize::from(self.indicator)
+    }
+
     /// The name of one of its values: `price`, `pixels[17]`.
     pub fn value_name(&self, element: usize) -> String {
         match self.list {
@@ -47,12 +56,25 @@ impl FittedColumn {
 impl FittedFeatures {
     /// Features of a row.
     pub fn width(&self) -> usize {
-        self.columns.iter().map(|column| column.values() + usize::from(column.indicator)).sum()
+        self.columns.iter().map(FittedColumn::width).sum()
     }
 
     /// The columns read, each once.
     pub fn columns(&self) -> Vec<String> {
         self.columns.iter().map(|column| column.name.clone()).collect()
+    }
+
+    /// Consecutive columns, so many parts of them, about equally wide; none is empty unless there
+    /// are fewer columns than parts.
+    pub fn slices(&self, parts: usize) -> Vec<Self> {
+        let widths: Vec<u64> = self.columns.iter().map(|column| column.width() as u64).collect();
+        let part = |columns: Range<usize>| Self { columns: self.columns[columns].to_vec() };
+        consecutive(&widths, parts).into_iter().map(part).collect()
+    }
+
+    /// The columns of several such parts, side by side; of none, no columns.
+    pub fn concat(parts: &[Self]) -> Self {
+        Self { columns: parts.iter().flat_map(|part| part.columns.iter().cloned()).collect() }
     }
 
     /// The columns in which a missing value rejects the row.

@@ -10,7 +10,7 @@ use crate::{
     limits,
     pipeline::{
         Faults, FeaturePlan, ModelPlan, Origin,
-        spec::{Missing, Scale},
+        spec::{Missing, Scale, Spread},
     },
 };
 
@@ -61,7 +61,31 @@ impl FeatureLayout {
             let message = format!("{width} features; a model has {} at most", limits::MAX_FEATURES);
             merge(&mut faults, origin.fault(&["models", &model.name, "features"], message, None));
         }
+        if let Spread::Vertical { slices } = model.spread
+            && faults.is_none()
+            && (layout.columns.len() as u64) < u64::from(slices)
+        {
+            let (message, help) = layout.uncut(slices);
+            let path = ["models", &model.name, "spread", "vertical", "slices"];
+            merge(&mut faults, origin.fault(&path, message, Some(help)));
+        }
         faults.map_or(Ok(layout), |faults| Err(faults.into()))
+    }
+
+    /// Why there are no such many slices, and what to do.
+    fn uncut(&self, slices: u32) -> (String, String) {
+        if let [column] = &self.columns[..]
+            && column.shape != Shape::Scalar
+        {
+            let message = format!("column `{}` cannot be cut into {slices} slices: a list stays whole", column.name);
+            return (
+                message,
+                "select its parts as columns of their own in a transform, or use `spread: data`".to_owned(),
+            );
+        }
+        let columns = self.columns.len();
+        let message = format!("{slices} slices need as many feature columns, and there are {columns}");
+        (message, format!("give {columns} slices at most, or add features"))
     }
 
     /// The columns, each once.

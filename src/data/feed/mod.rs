@@ -43,8 +43,11 @@ use crate::{ids::PartitionId, storage::Storage};
 pub struct FeedPlan {
     /// The rows.
     pub dataset: Arc<Dataset>,
-    /// How rows become numbers.
+    /// How rows become numbers. Without any column nothing is read: batches are counts of rows.
     pub features: Arc<FittedFeatures>,
+    /// Features of a row over all ranks, more than the width of `features` where each rank reads
+    /// columns of its own: the order of rows follows from it and must be the same for all.
+    pub width: usize,
     /// How rows are dealt.
     pub partitions: Arc<Partitions>,
     /// The partitions of this rank.
@@ -107,10 +110,15 @@ impl Feed {
         owned.sort_unstable();
         let owned = owned.into_iter().map(Owned::new).collect();
         let source = Arc::new(Source::new(storage, plan));
-        let FeedPlan { dataset, partitions, batch, memory_bytes, .. } = &source.plan;
-        let budget = Budget::new(partitions, dataset.largest_row_group(), source.width, *batch, *memory_bytes);
+        let FeedPlan { dataset, partitions, width, batch, memory_bytes, .. } = &source.plan;
+        let budget = Budget::new(partitions, dataset.largest_row_group(), *width, *batch, *memory_bytes);
         let loads = Arc::new(Semaphore::new(budget.loads));
         Self { inner: Arc::new(Inner { source, steps, budget, loads, owned }), runtime: Handle::current() }
+    }
+
+    /// The names of what is read.
+    pub fn feature_names(&self) -> Vec<String> {
+        self.inner.source.plan.features.names()
     }
 
     /// How the rows are dealt.
@@ -295,6 +303,9 @@ impl Inner {
     /// The rows of a draw from a partition, without the first `skip`.
     async fn cursor(&self, owned: &Owned, draw: Draw, skip: u64) -> Result<Cursor, DataError> {
         let (seed, partition) = (self.source.plan.partitions.seed, owned.partition);
+        if self.source.width == 0 {
+            return Ok(Cursor { partition, chunk: None, at: 0, more: None });
+        }
         let kept = match draw {
             Draw::Epoch(_) => self.budget.keep == Keep::All,
             Draw::HeldOut => self.budget.keep != Keep::Nothing,
@@ -329,7 +340,8 @@ struct Chunks {
 impl Cursor {
     /// Appends the next `rows` rows.
     async fn take(&mut self, mut rows: usize, width: usize, out: &mut Vec<f32>) -> Result<(), DataError> {
-        while rows > 0 {
+        // Rows without numbers are only counted.
+        while rows > 0 && width > 0 {
             let Some(chunk) = &self.chunk else {
                 self.chunk = Some(self.next_chunk(rows).await?);
                 continue;

@@ -11,16 +11,17 @@
 
 mod all_reduce;
 mod local_sgd;
+mod ownership;
 mod parameter_server;
-mod parts;
+mod parted;
 mod reducer;
 mod sharded;
 
 use std::time::Instant;
 
 pub use self::parameter_server::Staleness;
-use self::{all_reduce::AllReduce, local_sgd::LocalSgd, parts::Parts, sharded::Sharded};
-use super::{Checkpoint, Communicator, Control, LearnError, Phases, Step, optimizer};
+use self::{all_reduce::AllReduce, local_sgd::LocalSgd, ownership::Ownership, parted::Parted, sharded::Sharded};
+use super::{Checkpoint, CommError, Communicator, Control, LearnError, Parts, Phases, Step, optimizer};
 use crate::{
     data::StepPlan,
     ids::Rank,
@@ -88,19 +89,28 @@ impl Votes {
     }
 }
 
-/// The strategy of a plan. What it keeps of `state` for itself it takes out.
-pub(super) fn strategy(plan: &TrainPlan, comm: &dyn Communicator, state: &mut Checkpoint) -> Box<dyn Strategy> {
+/// The strategy of a plan, or of the parts of a model that is spread. What it keeps of `state` for
+/// itself it takes out.
+pub(super) fn strategy(
+    plan: &TrainPlan,
+    parts: Option<&Parts>,
+    comm: &dyn Communicator,
+    state: &mut Checkpoint,
+) -> Box<dyn Strategy> {
+    if let Some(parts) = parts {
+        return Box::new(Parted::new(parts.clone(), comm, state));
+    }
     match plan.sync {
         SyncStrategy::AllReduce { batches } => Box::new(AllReduce::new(batches, plan.compression)),
         SyncStrategy::Sharded {} => {
-            let parts = Parts::of_all(comm, state.parameters.len());
+            let parts = Ownership::of_all(comm, state.parameters.len());
             Box::new(Sharded::new(parts, comm.rank(), plan.compression, state))
         }
         SyncStrategy::LocalSgd { steps, outer_momentum, outer_learning_rate } => {
             Box::new(LocalSgd::new(steps, outer_momentum, outer_learning_rate, plan.compression))
         }
         SyncStrategy::ParameterServer { servers, mode, staleness } => {
-            let parts = Parts::of_servers(comm, servers, state.parameters.len());
+            let parts = Ownership::of_servers(comm, servers, state.parameters.len());
             let ahead = match mode {
                 ServerMode::Sync => return Box::new(Sharded::new(parts, comm.rank(), plan.compression, state)),
                 ServerMode::Async => limits::STEPS_AHEAD,
@@ -256,6 +266,16 @@ fn gradient_scale(rows: u64, clip_norm: Option<f64>, norm: impl FnOnce() -> f64)
         scale *= (most / (norm() * scale + 1e-6)).min(1.0);
     }
     scale as f32
+}
+
+/// The L2 norm of gradients of which each rank sees a part; none where a number is not finite.
+fn norm_of_parts(comm: &mut dyn Communicator, own: &[f32]) -> Result<Option<f64>, CommError> {
+    let mut seen = [f64::from(!all_finite(own)), sum_of_squares(own)];
+    if seen[0] > 0.0 {
+        seen[1] = 0.0;
+    }
+    comm.all_reduce_sum_f64(&mut seen)?;
+    Ok((seen[0] == 0.0).then(|| seen[1].sqrt()))
 }
 
 fn multiply(numbers: &mut [f32], factor: f32) {

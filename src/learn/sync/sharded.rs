@@ -7,9 +7,7 @@
 
 use std::time::Instant;
 
-use super::{
-    At, Strategy, Taken, all_finite, gradient_scale, multiply, parts::Parts, reducer::Reducer, sum_of_squares,
-};
+use super::{At, Strategy, Taken, gradient_scale, multiply, norm_of_parts, ownership::Ownership, reducer::Reducer};
 use crate::{
     ids::Rank,
     learn::{Checkpoint, Communicator, LearnError, optimizer},
@@ -17,7 +15,7 @@ use crate::{
 };
 
 pub(super) struct Sharded {
-    parts: Parts,
+    parts: Ownership,
     reducer: Reducer,
     /// The optimizer's buffers of the own part.
     moments: Vec<Vec<f32>>,
@@ -25,7 +23,7 @@ pub(super) struct Sharded {
 
 impl Sharded {
     /// Takes the own part of the optimizer's buffers out of the state, and frees the rest.
-    pub fn new(parts: Parts, rank: Rank, compression: Compression, state: &mut Checkpoint) -> Self {
+    pub fn new(parts: Ownership, rank: Rank, compression: Compression, state: &mut Checkpoint) -> Self {
         Self { parts, reducer: Reducer::new(compression), moments: parts.take_moments(rank, state) }
     }
 }
@@ -40,18 +38,11 @@ impl Strategy for Sharded {
         let started = Instant::now();
         self.parts.sum(at.comm, at.gradients, self.reducer.wire())?;
         let gradients = &mut at.gradients[own.clone()];
-        // Each sees its own part only.
-        let mut seen = [f64::from(!all_finite(gradients)), sum_of_squares(gradients)];
-        if seen[0] > 0.0 {
-            seen[1] = 0.0;
-        }
-        at.comm.all_reduce_sum_f64(&mut seen)?;
+        let norm = norm_of_parts(at.comm, gradients)?;
         at.phases.communicate_s += started.elapsed().as_secs_f64();
-        if seen[0] > 0.0 {
-            return Ok(Taken::NotFinite(Rank(0)));
-        }
+        let Some(norm) = norm else { return Ok(Taken::NotFinite(Rank(0))) };
         let started = Instant::now();
-        multiply(gradients, gradient_scale(total.rows, at.plan.clip_norm, || seen[1].sqrt()));
+        multiply(gradients, gradient_scale(total.rows, at.plan.clip_norm, || norm));
         let learning_rate = at.learning_rate(0);
         let gradients = &at.gradients[own.clone()];
         let Checkpoint { parameters, updates, .. } = &mut *at.state;

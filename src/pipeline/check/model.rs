@@ -28,7 +28,7 @@ impl Checker<'_> {
             features: spec.features.iter().enumerate().map(|(i, feature)| self.feature(name, i, feature)).collect(),
             partition: self.partition(name, &spec.partition, executors),
             net: self.net(name, spec),
-            spread: self.spread(name, spec),
+            spread: self.spread(name, spec, executors),
             train: self.train(name, &spec.train),
         }
     }
@@ -154,13 +154,17 @@ impl Checker<'_> {
     }
 
     /// What makes no sense together is a fault here, so that no run starts with it.
-    fn spread(&mut self, model: &str, spec: &ModelSpec) -> Spread {
+    fn spread(&mut self, model: &str, spec: &ModelSpec, executors: u32) -> Spread {
         let at = |kind: &'static str, key: &'static str| ["models", model, "spread", kind, key];
         match spec.spread {
             Spread::Data {} => return spec.spread,
             Spread::Pipeline { micro_batches } => {
                 let message = "expected at least one part of a batch";
-                self.require(micro_batches >= 1, &at("pipeline", "micro_batches"), message, "");
+                let path = at("pipeline", "micro_batches");
+                self.require(micro_batches >= 1, &path, message, "");
+                let message = format!("a batch of {} rows has no {micro_batches} parts", spec.train.batch);
+                let fits = micro_batches as usize <= spec.train.batch.max(1);
+                self.require(fits, &path, &message, "give fewer, or a larger `batch`");
             }
             Spread::Vertical { slices } => {
                 let path = at("vertical", "slices");
@@ -176,6 +180,14 @@ impl Checker<'_> {
             }
         }
         let path = ["models", model, "spread"];
+        let most = spec.spread.most_executors(spec.hidden.len());
+        let parts = if matches!(spec.spread, Spread::Vertical { .. }) { "slices" } else { "layers" };
+        let stand_in = self.mended.covers(&["models", model, "hidden"]) || self.mended.covers(&["run", "executors"]);
+        if most > 0 && !stand_in {
+            let message = format!("{most} {parts} are too few for {executors} executors");
+            let help = format!("set `executors: {most}`, or use `spread: data`");
+            self.require(executors <= most, &path, &message, &help);
+        }
         self.require(
             !spec.tied_weights,
             &path,

@@ -3,7 +3,7 @@
 
 use crate::{
     ids::Rank,
-    learn::{CommError, sync::parts::check_length},
+    learn::{CommError, sync::ownership::check_length},
 };
 
 /// A worker to a server, after a step.

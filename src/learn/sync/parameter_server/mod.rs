@@ -28,7 +28,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 pub(super) use self::{server::Server, worker::Worker};
-use super::{Account, At, Taken, all_finite, parts::Parts};
+use super::{Account, At, Taken, all_finite, ownership::Ownership};
 use crate::{ids::Rank, learn::LearnError};
 
 /// How old parameters were when gradients made from them were applied.
@@ -58,7 +58,7 @@ impl Staleness {
 
 /// All ranks exchange what they have, at the same step: `account` since the last meeting, and how
 /// many gradients of this rank were applied. Parameters are then those of the servers, everywhere.
-fn meet(at: &mut At<'_>, parts: &Parts, account: &Account, applied: u64) -> Result<Taken, LearnError> {
+fn meet(at: &mut At<'_>, parts: &Ownership, account: &Account, applied: u64) -> Result<Taken, LearnError> {
     let total = at.agree(account)?;
     if let Some(rank) = total.not_finite {
         return Ok(Taken::NotFinite(rank));

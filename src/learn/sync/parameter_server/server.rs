@@ -11,13 +11,13 @@ use crate::{
     ids::{Rank, Step},
     learn::{
         Checkpoint, CommError, Communicator, LearnError, optimizer,
-        sync::{Account, At, Strategy, Taken, parts::Parts},
+        sync::{Account, At, Strategy, Taken, ownership::Ownership},
     },
     pipeline::{Optimizer, TrainPlan},
 };
 
 pub(in super::super) struct Server {
-    parts: Parts,
+    parts: Ownership,
     /// Steps that a worker may be ahead of the slowest.
     ahead: u64,
     /// Of one worker's update.
@@ -35,7 +35,13 @@ pub(in super::super) struct Server {
 
 impl Server {
     /// Takes the own part of the optimizer's buffers out of the state, and frees the rest.
-    pub fn new(parts: Parts, ahead: u64, plan: &TrainPlan, comm: &dyn Communicator, state: &mut Checkpoint) -> Self {
+    pub fn new(
+        parts: Ownership,
+        ahead: u64,
+        plan: &TrainPlan,
+        comm: &dyn Communicator,
+        state: &mut Checkpoint,
+    ) -> Self {
         let parameters = state.parameters[parts.of(comm.rank())].to_vec();
         Self {
             parts,

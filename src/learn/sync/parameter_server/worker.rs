@@ -11,7 +11,7 @@ use crate::{
         Checkpoint, Communicator, LearnError, Wire,
         sync::{
             Account, At, Strategy, Taken, gradient_scale, multiply,
-            parts::{Parts, round},
+            ownership::{Ownership, round},
             sum_of_squares,
         },
     },
@@ -19,7 +19,7 @@ use crate::{
 };
 
 pub(in super::super) struct Worker {
-    parts: Parts,
+    parts: Ownership,
     wire: Wire,
     /// Since the last meeting.
     account: Account,
@@ -36,7 +36,7 @@ pub(in super::super) struct Worker {
 
 impl Worker {
     /// Frees the optimizer's buffers.
-    pub fn new(parts: Parts, comm: &dyn Communicator, compression: Compression, state: &mut Checkpoint) -> Self {
+    pub fn new(parts: Ownership, comm: &dyn Communicator, compression: Compression, state: &mut Checkpoint) -> Self {
         Self {
             parts,
             wire: if compression == Compression::Bf16 { Wire::Bf16 } else { Wire::F32 },

@@ -15,14 +15,14 @@ use crate::{
 
 /// Owners are all ranks from `first` on; those before it are workers that own nothing.
 #[derive(Clone, Copy)]
-pub(super) struct Parts {
+pub(super) struct Ownership {
     first: u32,
     world: u32,
     /// Of a whole buffer.
     length: usize,
 }
 
-impl Parts {
+impl Ownership {
     /// One for each rank.
     pub fn of_all(comm: &dyn Communicator, length: usize) -> Self {
         Self { first: 0, world: comm.world_size(), length }
