@@ -7,6 +7,7 @@ export EMBERFLOW_TEST_PYTHON := $(CACHE)/python/bin/python
 TOOLS := $(CACHE)/tools
 EMBERFLOW := $(CARGO_TARGET_DIR)/debug/emberflow
 PIPELINE := pipelines/mnist.yaml
+SEEDS := 1 60
 CARGO_DENY_VERSION := 0.20.2
 # What is checked but not built. DOCS_RS lets CUDA's crates be checked without CUDA; as the build
 # scripts of common crates look at it too, it has a folder of its own: in that of builds it would
@@ -14,7 +15,7 @@ CARGO_DENY_VERSION := 0.20.2
 CHECKING := DOCS_RS=1 CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)-check
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fmt clippy doc deny cuda ci hdfs bench build clean needs-rust needs-test
+.PHONY: help run test check fmt clippy doc deny cuda ci fault hdfs bench build clean needs-rust needs-test
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +48,9 @@ cuda: needs-rust ## Type-check the GPU code
 	$(CHECKING) cargo check --locked --features cuda
 
 ci: check test ## What CI runs
+
+fault: build $(EMBERFLOW_TEST_PYTHON) ## Kill, freeze and cut off executors and drivers: make fault SEEDS="1 60"
+	$(EMBERFLOW_TEST_PYTHON) tests/fault/fault.py $(EMBERFLOW) $(SEEDS)
 
 hdfs: needs-test ## A NameNode and two DataNodes on this machine, until Ctrl-C
 	tests/hdfs/cluster.py

@@ -9,6 +9,7 @@ mod data;
 mod data_feed;
 mod embed;
 mod explain;
+mod fleet;
 mod hdfs;
 mod hdfs_cluster;
 mod learn;
