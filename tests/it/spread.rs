@@ -11,7 +11,7 @@ use emberflow::{
 
 use crate::{
     command::{Answer, emberflow, lists, pipelines, wave, write_parquet, write_pipeline},
-    run,
+    pipeline, run,
     training::{Outcome, Prepared, World, bits, losses},
 };
 
@@ -81,6 +81,7 @@ fn a_pipeline_is_the_unsplit_model() {
     ] {
         let single = trained("{ data: {} }", train, 1).1;
         for stages in [1, 2, 3, 4, 6] {
+            assert!(!train.contains("early") || single.trained().history.len() < 30, "{train}: stops early");
             let (prepared, whole) = trained("{ pipeline: { micro_batches: 1 } }", train, stages);
             let case = format!("{train}, {stages} stages");
             assert_eq!(bits(&whole.trained().parameters), bits(&single.trained().parameters), "{case}");
@@ -285,10 +286,67 @@ fn connections_are_learned_in_slices() {
         assert!(pairs().all(|(a, b)| (a - b).abs() < 1e-3 * b), "{curve:?}, not {:?}", sliced[0].0);
     }
     let (curve, _) = &sliced[0];
-    assert!(curve[3] < 0.7 * curve[0] && curve[3] < 1.5 * dense[3], "{curve:?}, dense {dense:?}");
+    assert!(curve[3] < 0.7 * curve[0] && curve[3] < 1.6 * dense[3], "{curve:?}, dense {dense:?}");
     let (staged, _) = run("{ pipeline: { micro_batches: 4 } }", "4");
     eprintln!("{staged:?} {dense:?} {curve:?}");
     assert!(staged.iter().zip(&dense).all(|(a, b)| (a - b).abs() < 1e-3 * b), "{staged:?}, not {dense:?}");
+}
+
+#[test]
+fn spreads_that_make_no_sense_are_faults() {
+    let check = |to: &str, expected: &str| pipeline::check(&[("latent: 8", &format!("latent: 8\n    {to}"))], expected);
+    check("spread: pipeline", "no fault");
+    check("spread: vertical\n    hidden: [2]", "no fault");
+    check("spread: { pipeline: { micro_batches: 0 } }", "25:42 [0] expected at least one part of a batch");
+    check(
+        "spread: { pipeline: { micro_batches: 300 } }",
+        "25:42 [300] a batch of 256 rows has no 300 parts | give fewer, or a larger `batch`",
+    );
+    check("spread: { vertical: { slices: 0 } }", "25:35 [0] expected at least one slice");
+    check(
+        "spread: { vertical: { slices: 4 } }\n    hidden: [8, 3]",
+        "25:35 [4] 4 slices do not fit a hidden layer of 3 | a slice needs a part of each hidden layer",
+    );
+    check(
+        "spread: { vertical: { slices: 1 } }",
+        "25:13 [{ vertical: { slices: 1 } }] more executors than slices: 2 for 1 | \
+         set `executors: 1`, or use `spread: data`",
+    );
+    check(
+        "spread: pipeline\n    tied_weights: true",
+        "25:13 [pipeline] `tied_weights` needs encoder and decoder in one place | use `spread: data`",
+    );
+    let train = |to: &str, expected: &str| {
+        let spread = ("latent: 8", "latent: 8\n    spread: pipeline");
+        pipeline::check(&[spread, ("epochs: ${rows}", to)], expected);
+    };
+    train(
+        "sync: sharded",
+        "27:13 [sharded] a model that is spread has no replicas to keep alike | \
+         leave `sync` out, or use `spread: data`",
+    );
+    train("compression: bf16", "27:20 [bf16] a model that is spread exchanges no gradients | leave `compression` out");
+    pipeline::check(
+        &[("executors: 2", "executors: 3"), ("latent: 8", "latent: 8\n    spread: pipeline")],
+        "25:13 [pipeline] more executors than layers: 3 for 2 | set `executors: 2`, or use `spread: data`",
+    );
+}
+
+#[test]
+fn explain_shows_what_each_executor_reads() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("rows");
+    write_parquet(&data.join("a.parquet"), columns(0..20));
+    let check = |spread: &str, executors: u32, lines: &[&str]| {
+        let extra = format!("    hidden: [6]\n    spread: {spread}\nrun: {{ executors: {executors} }}\n");
+        let file = write_pipeline(folder.path(), &data, "[{ columns: [\"f*\"] }]", &extra);
+        let text = emberflow(&["explain", &file]).expect(0).stdout;
+        assert!(lines.iter().all(|line| text.contains(line)), "{lines:?}\n{text}");
+    };
+    let (first, second) = ("rank 0: 8 partitions, 20 rows, 240 B", "rank 1: 8 partitions, 20 rows, 160 B");
+    check("{ vertical: { slices: 2 } }", 2, &[first, second, "executor: 256 B"]);
+    let (first, second) = ("rank 0: 8 partitions, 20 rows, 400 B", "rank 1: 8 partitions, 20 rows, 0 B");
+    check("pipeline", 3, &[first, second, "rank 2: 8 partitions, 20 rows, 400 B"]);
 }
 
 /// Runs a small pipeline over rows of one list, and over a few columns.
@@ -311,11 +369,11 @@ fn what_cannot_be_spread_is_refused_with_a_way_out() {
         let answer = refused(spread, executors, list).expect(78);
         assert!(named.iter().all(|name| answer.stderr.contains(name)), "{named:?}\n{}", answer.stderr);
     };
-    let pipeline = "{ pipeline: { micro_batches: 2 } }";
-    check(pipeline, "3", false, &["2 layers", "too few for 3", "executors: 2", "spread: data"]);
-    check("{ vertical: { slices: 2 } }", "3", false, &["2 slices", "too few for 3", "executors: 2"]);
+    let staged = "{ pipeline: { micro_batches: 2 } }";
+    check(staged, "3", false, &["more executors than layers, 3 for 2", "executors: 2", "spread: data"]);
+    check("{ vertical: { slices: 2 } }", "3", false, &["more executors than slices, 3 for 2", "executors: 2"]);
     check("{ vertical: { slices: 6 } }", "1", false, &["6 slices need", "there are 5", "5 slices at most"]);
     check("{ vertical: { slices: 2 } }", "1", true, &["column `f`", "a list stays whole", "transform"]);
     assert_eq!(refused("{ vertical: { slices: 5 } }", "5", false).code, Some(0));
-    assert_eq!(refused(pipeline, "2", true).code, Some(0));
+    assert_eq!(refused(staged, "2", true).code, Some(0));
 }

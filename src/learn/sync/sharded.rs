@@ -1,5 +1,5 @@
 //! Each rank owns the update of its part of the parameters: gradients are reduce-scattered, the
-//! part is updated, parameters are all-gathered (Rajbhandari et al., "ZeRO", 2020, stage 1). The
+//! part is updated, parameters are all-gathered (Rajbhandari et al., "`ZeRO`", 2020, stage 1). The
 //! optimizer's memory falls by the number of ranks.
 
 use std::{mem, ops::Range, time::Instant};
