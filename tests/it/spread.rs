@@ -131,7 +131,7 @@ fn slices_are_a_dense_model_that_is_zero_between_them() {
     let (_world, prepared) = prepared("{ vertical: { slices: 4 } }", train, FILES);
     let parameters = prepared.train(2).trained().parameters.clone();
     let zeros = parameters.iter().filter(|number| **number == 0.0).count();
-    // Columns of 1, 1, 1 and 2 features; 3 of 12 and 2 of 8 outputs each.
+    // Slices of 2, 1, 1 and 1 columns; 3 of 12 and 2 of 8 outputs each.
     let between = (5 * 12 - 5 * 3) + (12 * 8 - 4 * 3 * 2);
     assert_eq!(zeros, 2 * between, "weights between slices are zero, and only they");
 
@@ -231,12 +231,10 @@ fn few_rows_and_none() {
             assert!(difference(&fleet, &single) < 1e-5, "{spread}, {rows} rows");
             assert_counted(&prepared, &fleet, spread);
         }
-        // A validation so high that this one row is held out.
+        // The one row is held out by this seed.
         let (_world, prepared) = prepared(spread, "batch: 4, epochs: 2, validation: 0.9", &[1]);
-        if prepared.partitions.train_rows() == 0 {
-            let errors = prepared.train(4);
-            assert!(errors.errors().iter().all(|error| matches!(error, LearnError::NoRows { held_out: 1 })));
-        }
+        let none = prepared.train(4);
+        assert!(none.errors().iter().all(|error| matches!(error, LearnError::NoRows { held_out: 1 })), "{spread}");
     }
 }
 
@@ -253,9 +251,20 @@ fn a_loss_that_is_not_finite_stops_all_ranks() {
 
 #[test]
 fn parts_cover_what_is_trained() {
-    let (_world, prepared) = prepared("{ pipeline: { micro_batches: 2 } }", "batch: 16", FILES);
-    assert_eq!(Parts::new(Spread::Data {}, &prepared.shape, 3), None);
-    assert!(Parts::new(prepared.model.spread, &prepared.shape, 3).is_some());
+    let check = |spread: &str, executors: u32, expected: Option<usize>| {
+        let (_world, prepared) = prepared(spread, "batch: 16", &[3]);
+        let parts = Parts::new(prepared.model.spread, &prepared.shape, executors);
+        assert_eq!(parts.map(|parts| parts.largest()), expected, "{spread}, {executors} executors");
+    };
+    // Layers 5-12-8-3-8-12-5 with biases.
+    let layers = [5 * 12 + 12, 12 * 8 + 8, 8 * 3 + 3, 3 * 8 + 8, 8 * 12 + 12, 12 * 5 + 5];
+    check("{ data: {} }", 3, None);
+    check("pipeline", 1, Some(layers.iter().sum()));
+    check("pipeline", 2, Some(layers[3..].iter().sum()));
+    check("pipeline", 6, Some(layers[4]));
+    // The first executor has slices w-3-2-3-2-3-w of 2 and of 1 column; the embedding's bias is one's.
+    let slice = |w: usize| (w * 3 + 3) + (3 * 2 + 2) + 2 * 3 + (3 * 2 + 2) + (2 * 3 + 3) + (3 * w + w);
+    check("{ vertical: { slices: 4 } }", 2, Some(slice(2) + slice(1) + 3));
 }
 
 /// Four slices of the connections, whose loss is near the dense model's.
