@@ -10,8 +10,11 @@ use super::RunError;
 use crate::{
     data::{self, Dataset, Engine, FeatureLayout, Needs, Snapshot, StepPlan},
     ids::Rank,
-    learn::NetShape,
-    pipeline::{ModelPlan, PipelinePlan, spec::PartitionBy},
+    learn::{self, NetShape, Parts},
+    pipeline::{
+        ModelPlan, PipelinePlan,
+        spec::{PartitionBy, Spread},
+    },
     storage::{Location, Storage},
 };
 
@@ -194,8 +197,9 @@ async fn explain_model(
     let schema = engine.schema(&model.from).await?;
     let layout = FeatureLayout::resolve(model, &schema, &plan.origin)?;
     let features = layout.width();
-    let parameters =
-        features.map(|features| NetShape { features, net: model.net.clone(), slices: Vec::new() }.parameters());
+    learn::check_spread(model, plan.run.executors)?;
+    let shape = net_shape(model, &layout);
+    let parameters = shape.as_ref().map(NetShape::parameters);
     let needs = Needs {
         columns: layout.columns(),
         reject_missing: layout.reject_missing(),
@@ -210,21 +214,43 @@ async fn explain_model(
         features,
         widths: features.into_iter().chain(half()).chain(features).collect(),
         parameters,
-        exchanged_bytes_per_step: parameters.map(|n| if plan.run.executors > 1 { n * size_of::<f32>() } else { 0 }),
-        // Parameters, gradients and two moments.
-        model_bytes_per_rank: parameters.map(|n| n * size_of::<f32>() * 4),
-        rows: dataset.map(|dataset| explain_rows(&dataset, plan, model, features)),
+        exchanged_bytes_per_step: shape.as_ref().map(|shape| {
+            let numbers = learn::exchanged_numbers(model.spread, shape, plan.run.executors, model.train.batch);
+            numbers * size_of::<f32>()
+        }),
+        // Parameters, gradients and two moments, these of the own part only.
+        model_bytes_per_rank: shape.as_ref().map(|shape| {
+            let own = Parts::new(model.spread, shape, plan.run.executors).map(|parts| parts.largest());
+            2 * (shape.parameters() + own.unwrap_or(shape.parameters())) * size_of::<f32>()
+        }),
+        rows: dataset.map(|dataset| explain_rows(&dataset, plan, model, shape.as_ref())),
     })
 }
 
-fn explain_rows(dataset: &Dataset, plan: &PipelinePlan, model: &ModelPlan, features: Option<usize>) -> RowsExplanation {
+/// The network's shape, where it is known before rows are read.
+fn net_shape(model: &ModelPlan, layout: &FeatureLayout) -> Option<NetShape> {
+    let slices = match model.spread {
+        Spread::Vertical { slices } => layout.slices(slices as usize)?,
+        Spread::Data {} | Spread::Pipeline { .. } => Vec::new(),
+    };
+    Some(NetShape { features: layout.width()?, net: model.net.clone(), slices })
+}
+
+fn explain_rows(
+    dataset: &Dataset,
+    plan: &PipelinePlan,
+    model: &ModelPlan,
+    shape: Option<&NetShape>,
+) -> RowsExplanation {
     let partitions = data::deal(dataset, &model.partition, model.train.validation, plan.run.seed);
     let rows: Vec<u64> = partitions.partitions.iter().map(|partition| partition.train_rows).collect();
     let rank = |rank| {
-        let owned = partitions.owned_by(Rank(rank), plan.run.executors);
+        let (rank, executors) = (Rank(rank), plan.run.executors);
+        let owned = learn::partitions_read(&partitions, model.spread, rank, executors);
         let train_rows = owned.iter().map(|id| rows[id.0 as usize]).sum();
+        let features = shape.map(|shape| learn::features_read(model.spread, shape, rank, executors));
         let feature_bytes = features.map(|features| train_rows * (features * size_of::<f32>()) as u64);
-        RankExplanation { rank: Rank(rank), partitions: owned.len(), train_rows, feature_bytes }
+        RankExplanation { rank, partitions: owned.len(), train_rows, feature_bytes }
     };
     RowsExplanation {
         train_rows: partitions.train_rows(),

@@ -296,14 +296,7 @@ pub(super) mod conformance {
     fn messages_arrive_in_order(make: &Make) {
         let found = fleet(make(3, PATIENT), |mut comm| {
             let mut message = Vec::new();
-            if comm.rank() != Rank(0) {
-                for round in 0..100 {
-                    comm.send(Rank(0), &vec![round as f32; round % 5]).unwrap();
-                }
-                comm.receive(Rank(0), &mut message).unwrap();
-                assert_eq!(message, [comm.rank().0 as f32]);
-                comm.send(Rank(0), &[9.0]).unwrap();
-            } else {
+            if comm.rank() == Rank(0) {
                 for round in 0..100 {
                     for from in [2, 1] {
                         comm.receive(Rank(from), &mut message).unwrap();
@@ -316,6 +309,13 @@ pub(super) mod conformance {
                 let mut from: Vec<u32> = (0..2).map(|_| comm.receive_any(&mut message).unwrap().0).collect();
                 from.sort_unstable();
                 assert_eq!(from, [1, 2]);
+            } else {
+                for round in 0..100 {
+                    comm.send(Rank(0), &vec![round as f32; round % 5]).unwrap();
+                }
+                comm.receive(Rank(0), &mut message).unwrap();
+                assert_eq!(message, [comm.rank().0 as f32]);
+                comm.send(Rank(0), &[9.0]).unwrap();
             }
             comm.barrier().unwrap();
         });

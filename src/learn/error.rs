@@ -85,8 +85,8 @@ pub enum LearnError {
     },
     /// More executors than a spread model has parts for.
     #[error(
-        "model `{model}` has {most} {parts} to spread over executors, too few for {executors}; set `executors: {most}`, \
-         or use `spread: data`"
+        "model `{model}` has more executors than {parts}, {executors} for {most}; set `executors: {most}`, or use \
+         `spread: data`"
     )]
     TooManyExecutors {
         /// The model.

@@ -35,7 +35,7 @@ pub use in_process::in_process;
 pub use model::Model;
 pub use shape::NetShape;
 pub use shared_comm::SharedComm;
-pub use spread::{Parts, check_spread, replica, share_of_rows};
+pub use spread::{Parts, check_spread, exchanged_numbers, features_read, partitions_read, replica, share_of_rows};
 pub use step::Step;
 pub use sync::{Staleness, servers, survives};
 pub use tcp::{TcpPlace, tcp};

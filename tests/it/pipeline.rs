@@ -70,7 +70,7 @@ fn brief(faults: &Faults) -> String {
 
 /// Replaces parts of the good file and compares the faults.
 #[track_caller]
-fn check(changes: &[(&str, &str)], expected: &str) {
+pub(crate) fn check(changes: &[(&str, &str)], expected: &str) {
     let text = changes.iter().fold(GOOD.to_owned(), |text, (from, to)| {
         assert!(text.contains(from), "the good file has no {from:?}");
         text.replacen(from, to, 1)

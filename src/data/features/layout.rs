@@ -1,12 +1,12 @@
 //! The feature columns of a model against a table's schema.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, ops::Range};
 
 use arrow::datatypes::{DataType, Schema};
 
 use super::column::is_number;
 use crate::{
-    data::DataError,
+    data::{DataError, partition::consecutive},
     limits,
     pipeline::{
         Faults, FeaturePlan, ModelPlan, Origin,
@@ -101,15 +101,26 @@ impl FeatureLayout {
 
     /// Features of a row, where that is known without reading rows (no variable-size lists).
     pub fn width(&self) -> Option<usize> {
-        let width = |column: &LayoutColumn| {
-            let values = match column.shape {
-                Shape::Scalar => 1,
-                Shape::FixedList(width) => width,
-                Shape::List => return None,
-            };
-            Some(values + usize::from(column.indicator))
+        self.columns.iter().map(LayoutColumn::width).sum()
+    }
+
+    /// The widths of so many slices, where they are known: as `FittedFeatures::slices` cuts them.
+    pub fn slices(&self, parts: usize) -> Option<Vec<usize>> {
+        let widths: Vec<u64> =
+            self.columns.iter().map(|column| column.width().map(|width| width as u64)).collect::<Option<_>>()?;
+        let width = |part: Range<usize>| widths[part].iter().sum::<u64>() as usize;
+        Some(consecutive(&widths, parts).into_iter().map(width).collect())
+    }
+}
+
+impl LayoutColumn {
+    fn width(&self) -> Option<usize> {
+        let values = match self.shape {
+            Shape::Scalar => 1,
+            Shape::FixedList(width) => width,
+            Shape::List => return None,
         };
-        self.columns.iter().map(width).sum()
+        Some(values + usize::from(self.indicator))
     }
 }
 

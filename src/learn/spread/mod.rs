@@ -24,7 +24,7 @@ use super::{
     slice,
 };
 use crate::{
-    data::{FeedPlan, FittedFeatures, consecutive},
+    data::{FeedPlan, FittedFeatures, Partitions, consecutive},
     ids::{PartitionId, Rank},
     pipeline::{ModelPlan, RunPlan, spec::Spread},
 };
@@ -41,20 +41,56 @@ pub fn check_spread(model: &ModelPlan, executors: u32) -> Result<(), LearnError>
 
 /// What a rank reads, of the plan to read everything: its partitions, and its columns of them.
 pub fn share_of_rows(whole: FeedPlan, spread: Spread, rank: Rank, world_size: u32) -> FeedPlan {
-    let all = (0..whole.partitions.partitions.len() as u32).map(PartitionId).collect();
+    let owned = partitions_read(&whole.partitions, spread, rank, world_size);
     match spread {
-        Spread::Data {} => FeedPlan { owned: whole.partitions.owned_by(rank, world_size), ..whole },
+        Spread::Data {} => FeedPlan { owned, ..whole },
         Spread::Pipeline { .. } => {
             let reads = rank == Rank(0) || rank.0 + 1 == world_size;
             let features = if reads { Arc::clone(&whole.features) } else { Arc::new(FittedFeatures::concat(&[])) };
             // The first and the last rank each hold all rows; by any number of ranks, so that the
             // order of rows is the same.
-            FeedPlan { owned: all, features, memory_bytes: whole.memory_bytes / 2, ..whole }
+            FeedPlan { owned, features, memory_bytes: whole.memory_bytes / 2, ..whole }
         }
         Spread::Vertical { slices } => {
             let own = &whole.features.slices(slices as usize)[shard(rank, world_size, slices as usize)];
-            FeedPlan { owned: all, features: Arc::new(FittedFeatures::concat(own)), ..whole }
+            FeedPlan { owned, features: Arc::new(FittedFeatures::concat(own)), ..whole }
         }
+    }
+}
+
+/// The partitions whose rows a rank takes part in training on: of a model that is spread, all.
+pub fn partitions_read(partitions: &Partitions, spread: Spread, rank: Rank, world_size: u32) -> Vec<PartitionId> {
+    match spread {
+        Spread::Data {} => partitions.owned_by(rank, world_size),
+        Spread::Pipeline { .. } | Spread::Vertical { .. } => partitions.owned_by(Rank(0), 1),
+    }
+}
+
+/// Features of a row that a rank reads.
+pub fn features_read(spread: Spread, shape: &NetShape, rank: Rank, world_size: u32) -> usize {
+    match spread {
+        Spread::Pipeline { .. } if rank != Rank(0) && rank.0 + 1 != world_size => 0,
+        Spread::Vertical { .. } => shape.slices[shard(rank, world_size, shape.slices.len())].iter().sum(),
+        Spread::Data {} | Spread::Pipeline { .. } => shape.features,
+    }
+}
+
+/// Numbers that a rank gives to the others in a step of so many rows, at most.
+pub fn exchanged_numbers(spread: Spread, shape: &NetShape, world_size: u32, rows: usize) -> usize {
+    match spread {
+        _ if world_size == 1 => 0,
+        Spread::Data {} => shape.parameters(),
+        Spread::Pipeline { .. } => {
+            let (layers, stages) = (shape.layers(), stages(shape, world_size));
+            // Gradients to the rank before, activations to the one behind.
+            let width = |own: &Range<usize>| {
+                let before = if own.start > 0 { layers[own.start].inputs } else { 0 };
+                before + if own.end < layers.len() { layers[own.end].inputs } else { 0 }
+            };
+            rows * stages.iter().map(width).max().unwrap_or(0)
+        }
+        // The embedding and its gradient.
+        Spread::Vertical { .. } => 2 * rows * shape.net.latent,
     }
 }
 
@@ -105,6 +141,11 @@ impl Parts {
                 Some(Self((0..world_size).map(|rank| slices(rank).flat_map(place).collect()).collect()))
             }
         }
+    }
+
+    /// Numbers of the rank that has most of them.
+    pub fn largest(&self) -> usize {
+        (0..self.0.len() as u32).map(|rank| self.len(Rank(rank))).max().unwrap_or(0)
     }
 
     /// A rank's numbers of a flat buffer.

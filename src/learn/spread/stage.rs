@@ -2,8 +2,8 @@
 //!
 //! A batch passes in micro-batches, so that ranks work at the same time. Each rank takes as many
 //! forward as it needs to keep those behind it busy, then one forward and one backward in turn
-//! (Narayanan et al., "PipeDream", 2019, with the flush of Huang et al., "GPipe", 2019): activations
-//! of no more micro-batches than there are ranks are kept. Gradients are summed in the order of
+//! (Narayanan et al., "`PipeDream`", 2019, with the flush of Huang et al., "`GPipe`", 2019):
+//! activations of no more micro-batches than there are ranks are kept. Gradients are summed in the order of
 //! micro-batches, and applied once.
 
 use std::{collections::VecDeque, ops::Range};

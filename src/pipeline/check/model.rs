@@ -184,7 +184,7 @@ impl Checker<'_> {
         let parts = if matches!(spec.spread, Spread::Vertical { .. }) { "slices" } else { "layers" };
         let stand_in = self.mended.covers(&["models", model, "hidden"]) || self.mended.covers(&["run", "executors"]);
         if most > 0 && !stand_in {
-            let message = format!("{most} {parts} are too few for {executors} executors");
+            let message = format!("more executors than {parts}: {executors} for {most}");
             let help = format!("set `executors: {most}`, or use `spread: data`");
             self.require(executors <= most, &path, &message, &help);
         }
