@@ -9,6 +9,7 @@
 //!   remedy ids limits   what a reader of an error can do; newtypes; every bound with its reason
 //!   telemetry           events (JSON lines), progress, memory readings
 //!   config              a site's settings from conf/ and the environment, checked
+//!   wire                connections between processes: frames, token, TLS, deadlines
 //!   storage             file, hdfs, s3, memory: one registry, deadlines, retries, atomic publish
 //!   pipeline            spec (YAML to typed) and plan (checked DAG); no I/O
 //!   runs                run records and leases, next to the output
@@ -42,3 +43,4 @@ pub mod remedy;
 pub mod runs;
 pub mod storage;
 pub mod telemetry;
+pub mod wire;

@@ -23,6 +23,28 @@ pub const LEASE_EXPIRY: Duration = Duration::from_secs(10);
 /// honest step (a wide model on a busy CPU, a cold read of a row group) takes seconds.
 pub const COLLECTIVE: Duration = Duration::from_mins(5);
 
+/// From the first byte of a new connection until the caller has proved that it knows the token:
+/// a few round trips; strangers may not stay longer.
+pub const HANDSHAKE: Duration = Duration::from_secs(5);
+
+/// Payload of a frame of the handshake: a nonce or a proof, versions, a purpose of one line.
+pub const HANDSHAKE_BYTES: usize = 512;
+
+/// Callers that may be in the handshake at once; more are sent away, for each holds a thread.
+pub const HANDSHAKES: usize = 64;
+
+/// Callers that have proved to know the token and wait to be welcomed; a fleet's worth.
+pub const CALLERS_WAITING: usize = 1024;
+
+/// The pause after a caller could not be accepted: files may be closed meanwhile.
+pub const ACCEPT_BACKOFF: Duration = Duration::from_millis(10);
+
+/// Characters of a token at least: 64 bits in hexadecimal.
+pub const TOKEN_BYTES: usize = 16;
+
+/// Bytes that TLS asks the system for at once: a few records.
+pub const TLS_READ_BYTES: usize = 128 << 10;
+
 /// Messages from one rank to another that wait to be taken: a few steps' worth; a sender that is
 /// faster waits.
 pub const INBOX_MESSAGES: usize = 64;
