@@ -23,31 +23,64 @@ pub const LEASE_EXPIRY: Duration = Duration::from_secs(10);
 /// honest step (a wide model on a busy CPU, a cold read of a row group) takes seconds.
 pub const COLLECTIVE: Duration = Duration::from_mins(5);
 
-/// From the first byte of a new connection until the caller has proved that it knows the token:
-/// a few round trips; strangers may not stay longer.
+/// Between two signs of life of a driver or an executor.
+pub const ALIVE: Duration = Duration::from_secs(1);
+
+/// How long a driver or an executor may be silent before it counts as lost: several signs of
+/// life, so that a machine that is short of processors for a moment loses nobody.
+pub const SILENCE: Duration = Duration::from_secs(10);
+
+/// How long the first executors are waited for once there are enough to go on with.
+pub const JOIN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long executors are waited for while there are fewer than needed; then the run ends, to be
+/// started again.
+pub const EXECUTORS_WAIT: Duration = Duration::from_mins(1);
+
+/// How long ranks take to connect to each other: a few round trips, and the accepting side may
+/// still be reading files.
+pub const MESH: Duration = Duration::from_secs(30);
+
+/// How often, in one run, executor processes that ended are started again: a crash that comes
+/// back each time must come to an end.
+pub const RESTARTS: usize = 3;
+
+/// How long executor processes have to end by themselves at the end of a run.
+pub const GOODBYE: Duration = Duration::from_secs(3);
+
+/// How long a stranger who connects may take to show that it knows the token.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// Payload of a frame of the handshake: a nonce or a proof, versions, a purpose of one line.
+/// Strangers that a listener talks to at once: a port scanner may bring many.
+pub const STRANGERS: usize = 256;
+
+/// Bytes of one message of a handshake, before anything is known of the other side.
 pub const HANDSHAKE_BYTES: usize = 512;
 
-/// Callers that may be in the handshake at once; more are sent away, for each holds a thread.
-pub const HANDSHAKES: usize = 64;
+/// Bytes of one word between driver and executor: the work of a stage names all its files.
+pub const CONTROL_BYTES: u32 = 256 << 20;
 
-/// Callers that have proved to know the token and wait to be welcomed; a fleet's worth.
-pub const CALLERS_WAITING: usize = 1024;
+/// Bytes of a bucket or message that travel as one frame: they stay in a core's cache between
+/// the network and the sum.
+pub const FRAME_BYTES: usize = 256 << 10;
 
-/// The pause after a caller could not be accepted: files may be closed meanwhile.
-pub const ACCEPT_BACKOFF: Duration = Duration::from_millis(10);
+/// Buckets of at most this many bytes are sent to every rank as a whole: one round trip counts
+/// for more than their bytes.
+pub const DIRECT_BYTES: usize = 16 << 10;
 
-/// Characters of a token at least: 64 bits in hexadecimal.
-pub const TOKEN_BYTES: usize = 16;
-
-/// Bytes that TLS asks the system for at once: a few records.
-pub const TLS_READ_BYTES: usize = 128 << 10;
+/// Bytes that one rank may send ahead to another before it has to wait.
+pub const INBOX_BYTES: usize = 64 << 20;
 
 /// Messages from one rank to another that wait to be taken: a few steps' worth; a sender that is
 /// faster waits.
 pub const INBOX_MESSAGES: usize = 64;
+
+/// Steps that an executor may be ahead of the slowest with asynchronous parameter servers: enough
+/// to hide a slow step, few enough that all come to one step soon when they are to stop.
+pub const STEPS_AHEAD: u32 = 16;
+
+/// The same with `mode: bounded` unless the file says otherwise.
+pub const STALENESS: u32 = 4;
 
 /// From SIGTERM to the end of the process, checkpoint included; schedulers send SIGKILL
 /// 30 seconds after SIGTERM.

@@ -3,8 +3,12 @@
 //! Every error type of the crate answers [`Remedied::remedy`]; the command line turns the
 //! answer into its exit code and events into `retryable`.
 
+use std::error::Error;
+
+use serde::{Deserialize, Serialize};
+
 /// The one thing that would make the failed command succeed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Remedy {
     /// The command line is wrong.
     FixCommand,
@@ -56,4 +60,19 @@ impl Remedy {
 pub trait Remedied: std::error::Error {
     /// What the reader can do.
     fn remedy(&self) -> Remedy;
+}
+
+/// What an error and its causes say, one text each.
+pub fn causes(error: &dyn Error) -> Vec<String> {
+    let mut told = vec![error.to_string()];
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let message = error.to_string();
+        // Some libraries repeat their cause in their own message.
+        if told.last().is_some_and(|last| !last.contains(&message)) {
+            told.push(message);
+        }
+        cause = error.source();
+    }
+    told
 }

@@ -12,7 +12,7 @@ use crate::{
     config::env_vars,
     data::DataError,
     pipeline::Faults,
-    remedy::{Remedied, Remedy},
+    remedy::{self, Remedied, Remedy},
 };
 
 /// Why a command failed, and what its reader can do.
@@ -65,17 +65,7 @@ impl Failure {
 
     /// The error and its causes.
     pub(super) fn causes(&self) -> Vec<String> {
-        let mut told = vec![self.error.to_string()];
-        let mut cause = self.error.source();
-        while let Some(error) = cause {
-            let message = error.to_string();
-            // Some libraries repeat their cause in their own message.
-            if told.last().is_some_and(|last| !last.contains(&message)) {
-                told.push(message);
-            }
-            cause = error.source();
-        }
-        told
+        remedy::causes(self.error.as_ref())
     }
 
     /// Tells it on stderr and gives its exit code.

@@ -5,6 +5,7 @@
 
 mod completions;
 mod doctor;
+mod executor;
 mod explain;
 mod failure;
 mod history;
@@ -73,6 +74,9 @@ enum Command {
     Models(history::ModelsArgs),
     /// Check this machine, Hadoop's configuration and HDFS.
     Doctor(doctor::Args),
+    /// Work for a run elsewhere, as one of its executors.
+    #[command(hide = true)]
+    Executor(executor::Args),
     /// Print the JSON Schema of pipeline files.
     Schema,
     /// Print shell completions.
@@ -83,6 +87,8 @@ enum Command {
 struct Context {
     storage: Storage,
     config: SiteConfig,
+    /// The settings file, if one was named.
+    config_file: Option<PathBuf>,
     quiet: bool,
     color: bool,
 }
@@ -116,7 +122,13 @@ fn dispatch(cli: Cli, color: bool) -> Result<u8, Failure> {
     logging::start(cli.global.log_format, color)?;
     let config = SiteConfig::load(cli.global.config.as_deref())?;
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::bug)?;
-    let context = Context { storage: Storage::new(&config), config, quiet: cli.global.quiet, color };
+    let context = Context {
+        storage: Storage::new(&config),
+        config,
+        config_file: cli.global.config,
+        quiet: cli.global.quiet,
+        color,
+    };
     let result = runtime.block_on(async {
         match cli.command {
             Command::Init(args) => init::run(&args),
@@ -128,6 +140,7 @@ fn dispatch(cli: Cli, color: bool) -> Result<u8, Failure> {
             Command::Status(args) => history::status(&context, &args).await,
             Command::Models(args) => history::models(&context, &args).await,
             Command::Doctor(args) => doctor::run(&context, &args).await,
+            Command::Executor(args) => executor::run(&context, args).await,
             Command::Schema => schema::run(),
             Command::Completions(args) => completions::run(&args),
         }

@@ -17,7 +17,7 @@ use crate::{
     cluster::{self, EmptyInput, Outcome, Run, RunOptions, RunOutcome, Stop},
     ids::RunId,
     limits,
-    pipeline::PipelinePlan,
+    pipeline::{PipelinePlan, spec::Launcher},
     remedy::Remedy,
     storage::Location,
     telemetry::{self, Events, Listener},
@@ -35,6 +35,10 @@ pub(super) struct Args {
     /// Executors, instead of the file's.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     executors: Option<u32>,
+    /// How executors are started, instead of how the file says: as threads, as child processes,
+    /// or by others, who join the address of the site's setting `listen`.
+    #[arg(long, value_enum)]
+    launcher: Option<LauncherName>,
     /// Add events as JSON lines to a file, or write them to stdout by `-`.
     #[arg(long, value_name = "FILE")]
     events: Option<PathBuf>,
@@ -68,6 +72,33 @@ enum Empty {
     Ok,
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LauncherName {
+    #[value(name = "in_process")]
+    InProcess,
+    Local,
+    Static,
+}
+
+impl From<LauncherName> for Launcher {
+    fn from(name: LauncherName) -> Self {
+        match name {
+            LauncherName::InProcess => Self::InProcess,
+            LauncherName::Local => Self::Local,
+            LauncherName::Static => Self::Static,
+        }
+    }
+}
+
+impl Args {
+    /// The file's plan, with what this start changes.
+    fn plan(&self) -> Result<PipelinePlan, Failure> {
+        let mut plan = self.pipeline.plan()?;
+        plan.run = plan.run.started_with(self.executors, self.launcher.map(Into::into));
+        Ok(plan)
+    }
+}
+
 fn run_id(text: &str) -> Result<RunId, String> {
     RunId::new(text).ok_or_else(|| "at most 128 letters, digits and . _ + : -, not starting with a dot".to_owned())
 }
@@ -97,8 +128,7 @@ pub(super) async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
 }
 
 async fn dry_run(context: &Context, args: &Args) -> Result<u8, Failure> {
-    let mut plan = args.pipeline.plan()?;
-    plan.run.executors = args.executors.unwrap_or(plan.run.executors);
+    let plan = args.plan()?;
     let explanation = cluster::explain(&context.storage, &plan).await?;
     match args.output {
         OutputFormat::Text => output::print(&explanation.to_string())?,
@@ -117,10 +147,11 @@ async fn execute(
     stop: &Stop,
     run_id: &mut Option<RunId>,
 ) -> Result<(PipelinePlan, RunOutcome), Failure> {
-    let plan = args.pipeline.plan()?;
+    let plan = args.plan()?;
     let options = RunOptions {
         run_id: args.run_id.clone(),
-        executors: args.executors,
+        site: context.config.clone(),
+        site_file: context.config_file.clone(),
         empty: match args.empty {
             Empty::Error => EmptyInput::Error,
             Empty::Skip => EmptyInput::Skip,

@@ -10,6 +10,7 @@ use crate::{
     runs::RunsError,
     storage::StorageError,
     telemetry::Ledger,
+    wire::WireError,
 };
 
 /// Why a run failed.
@@ -60,6 +61,40 @@ pub enum RunError {
         /// Which one.
         rank: Rank,
     },
+    /// An executor process failed.
+    #[error("{message}")]
+    Executor {
+        /// Causes included.
+        message: String,
+        /// What the executor says can be done.
+        remedy: Remedy,
+    },
+    /// Too few executors are left, or have come.
+    #[error(
+        "{found} executors are there and {needed} are needed (`min_executors`); what was done is kept, the same command \
+         resumes"
+    )]
+    TooFewExecutors {
+        /// Those that are there.
+        found: usize,
+        /// Those that are needed.
+        needed: usize,
+    },
+    /// An executor process could not be started.
+    #[error("an executor process could not be started")]
+    Launch {
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// Driver and executor could not speak.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// Driver and executor do not understand each other.
+    #[error("driver and executor disagree: {what}")]
+    Protocol {
+        /// About what.
+        what: &'static str,
+    },
     /// A background thread could not be started or ended without a result.
     #[error("a thread could not be run")]
     Thread(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -83,9 +118,14 @@ impl Remedied for RunError {
             Self::Data(error) => error.remedy(),
             Self::Learn(error) => error.remedy(),
             Self::Embed(error) => error.remedy(),
+            Self::Executor { remedy, .. } => *remedy,
+            Self::TooFewExecutors { .. } | Self::Launch { .. } => Remedy::TryAgain,
+            Self::Wire(error) => error.remedy(),
             Self::OtherPipeline { .. } => Remedy::FixFile,
             Self::Empty { .. } => Remedy::FixData,
-            Self::Unbalanced { .. } | Self::Panicked { .. } | Self::Thread(_) => Remedy::ReportBug,
+            Self::Unbalanced { .. } | Self::Panicked { .. } | Self::Thread(_) | Self::Protocol { .. } => {
+                Remedy::ReportBug
+            }
             Self::Interrupted => Remedy::Interrupted,
         }
     }

@@ -5,20 +5,26 @@
 //!   Run::execute
 //!     finished before? ──▶ Unchanged
 //!     target writable, table ours? lease ──▶ this attempt owns the run
-//!     prepare ─▶ fit ─▶ train (fleet: one thread per executor) ─▶ embed ─▶ commit ─▶ record
+//!     prepare ─▶ fit ─▶ train (fleet: threads, or processes) ─▶ embed ─▶ commit ─▶ record
 //! ```
 //!
 //! What an attempt finishes it writes down; the next attempt goes on from there. Row data
 //! never passes through the driver.
 
 mod error;
+mod executor;
 mod explain;
 mod fleet;
+mod link;
+mod protocol;
 mod run;
 mod stages;
 mod stop;
+mod training;
 
 pub use error::RunError;
+pub use executor::execute;
 pub use explain::{Explanation, explain};
+pub use fleet::executor_security;
 pub use run::{EmptyInput, Outcome, Run, RunOptions, RunOutcome};
 pub use stop::Stop;

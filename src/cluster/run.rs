@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    error::Error as _,
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -13,14 +13,15 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
-use super::{RunError, Stop, stages::Stages};
+use super::{RunError, Stop, fleet::Fleet, stages::Stages};
 use crate::{
+    config::SiteConfig,
     data::{self, Snapshot},
     embed,
     ids::{Attempt, RunId},
     learn, limits,
     pipeline::{PipelinePlan, spec::FileFormat},
-    remedy::{Remedied, Remedy},
+    remedy::{self, Remedied, Remedy},
     runs::{self, ErrorRecord, Lease, RunRecord, RunStatus, RunsError, SourceRecord},
     storage::{Location, Storage, StorageError},
     telemetry::{self, Event, Events},
@@ -32,8 +33,10 @@ pub struct RunOptions {
     /// The run's name; by default made from the file's meaning and its input, so that the same
     /// command over the same input is the same run.
     pub run_id: Option<RunId>,
-    /// Executors instead of those of the file.
-    pub executors: Option<u32>,
+    /// The site's settings, and the file that they were read from if one was named.
+    pub site: SiteConfig,
+    /// See `site`.
+    pub site_file: Option<PathBuf>,
     /// What happens if there are no rows.
     pub empty: EmptyInput,
     /// Forget what an earlier attempt left, and begin anew.
@@ -106,7 +109,7 @@ impl<'a> Run<'a> {
     /// Names the run, looks whether it is finished, and if not, lists its input. Nothing is
     /// written.
     pub async fn open(storage: &'a Storage, plan: &'a PipelinePlan, options: RunOptions) -> Result<Self, RunError> {
-        learn::check_device(plan.run.device, options.executors.unwrap_or(plan.run.executors))?;
+        learn::check_device(plan.run.device, plan.run.executors)?;
         let (run_id, snapshot) = if let Some(run_id) = &options.run_id {
             (run_id.clone(), None)
         } else {
@@ -277,7 +280,7 @@ impl Opened<'_> {
         record.status = RunStatus::Running;
         record.ended_ms = None;
         record.error = None;
-        record.executors = self.options.executors.unwrap_or(self.plan.run.executors);
+        record.executors = self.plan.run.executors;
         record.device = format!("{:?}", self.plan.run.device).to_lowercase();
         record.sources = self.sources();
         runs::write_run(self.storage, &self.plan.store, &record).await?;
@@ -314,6 +317,7 @@ impl Opened<'_> {
         stop: Arc<AtomicBool>,
     ) -> Result<Outcome, RunError> {
         let snapshot = self.recorded_snapshot(folder).await?;
+        let fleet = Fleet::start(&self.plan.run, &self.options.site, self.options.site_file.clone(), events, &stop)?;
         let mut stages = Stages {
             storage: self.storage,
             plan: self.plan,
@@ -323,6 +327,7 @@ impl Opened<'_> {
             record,
             events,
             stop,
+            fleet,
         };
         match stages.run().await {
             Err(RunError::Empty { .. }) if self.options.empty == EmptyInput::Skip => Ok(Outcome::Skipped),
@@ -413,15 +418,7 @@ fn derived_run_id(plan: &PipelinePlan, snapshot: &Snapshot) -> Result<RunId, Run
 
 /// The whole chain in one line, as a scheduler shows it.
 fn error_record(error: &RunError, stop: &Stop) -> ErrorRecord {
-    let mut message = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let text = error.to_string();
-        if !message.ends_with(&text) {
-            message = format!("{message}: {text}");
-        }
-        cause = error.source();
-    }
+    let message = remedy::causes(error).join(": ");
     let remedy = error.remedy();
     ErrorRecord { message, exit_code: stop.exit_code(remedy), retryable: remedy.retryable() }
 }

@@ -11,15 +11,16 @@ use sha2::{Digest, Sha256};
 
 use super::{
     RunError,
-    fleet::{self, Fleet},
+    fleet::{Encoding, Fleet},
     run::until_stopped,
+    training::{TrainWork, Training},
 };
 use crate::{
     data::{self, Dataset, Engine, FeatureLayout, FittedFeatures, Needs, Partitions, Snapshot},
-    embed::{self, EmbedJob},
-    learn::{self, LearnError, Model, NetShape, Step, Trained},
+    embed,
+    learn::{Model, NetShape, Phases, Trained},
     pipeline::{EmbeddingPlan, ModelPlan, PipelinePlan, spec::PartitionBy},
-    runs::{self, EmbeddingRecord, EpochRecord, Lease, ModelRecord, RunRecord, RunsError},
+    runs::{self, EmbeddingRecord, Lease, ModelRecord, RankRecord, RunRecord, RunsError},
     storage::{Location, Storage, StorageError},
     telemetry::{Event, Events, Ledger},
 };
@@ -35,6 +36,7 @@ pub(super) struct Stages<'a> {
     pub record: &'a mut RunRecord,
     pub events: &'a Events,
     pub stop: Arc<AtomicBool>,
+    pub fleet: Fleet,
 }
 
 impl Stages<'_> {
@@ -104,27 +106,22 @@ impl Stages<'_> {
         if let Some(done) = self.record.models.iter().find(|model| model.name == plan.name) {
             return Ok(Model::load(self.storage, &done.location).await?);
         }
-        let features = Arc::new(self.fit(engine, plan, dataset).await?);
-        let partitions = data::deal(dataset, &plan.partition, plan.train.validation, self.plan.run.seed);
-        let partitions = Arc::new(partitions);
+        let features = self.fit(engine, plan, dataset).await?;
         let shape = NetShape { features: features.width(), net: plan.net.clone() };
         let started = self.start("train", &plan.name, Some(u64::from(plan.train.epochs)), "epochs");
-        let trained = fleet::train(Fleet {
-            storage: self.storage.clone(),
-            plan: plan.clone(),
+        let work = TrainWork {
+            model: plan.clone(),
             run: self.plan.run.clone(),
-            executors: self.record.executors,
             shape: shape.clone(),
-            dataset: Arc::clone(dataset),
-            features: Arc::clone(&features),
-            partitions: Arc::clone(&partitions),
+            features: features.clone(),
+            dataset: dataset.to_files(),
             identity: self.identity(plan)?,
             checkpoint: self.work.join(&format!("checkpoint-{}.safetensors", plan.name)),
-            lease: Arc::clone(self.lease),
-            events: self.events.clone(),
-            stop: Arc::clone(&self.stop),
-        })
-        .await?;
+            fence: self.lease.fence(),
+        };
+        let training = Training::new(self.storage, work, Arc::clone(dataset));
+        let partitions = Arc::clone(training.partitions());
+        let trained = self.fleet.train(training).await?;
         self.finish("train", &plan.name, started);
         let ledger = training_ledger(&plan.name, dataset, &partitions, &trained);
         self.balance(ledger)?;
@@ -133,10 +130,10 @@ impl Stages<'_> {
             name: plan.name.clone(),
             shape,
             loss: plan.train.loss,
-            features: Arc::unwrap_or_clone(features),
+            features,
             parameters: trained[0].parameters.clone(),
         };
-        self.save(&model, &partitions, trained[0].history.clone()).await?;
+        self.save(&model, &partitions, &trained).await?;
         Ok(model)
     }
 
@@ -170,7 +167,7 @@ impl Stages<'_> {
         Ok(format!("{:x}", hash.finalize()))
     }
 
-    async fn save(&mut self, model: &Model, partitions: &Partitions, epochs: Vec<EpochRecord>) -> Result<(), RunError> {
+    async fn save(&mut self, model: &Model, partitions: &Partitions, trained: &[Trained]) -> Result<(), RunError> {
         self.lease.check().await?;
         let location = model.save(self.storage, &self.plan.store).await?;
         self.record.models.push(ModelRecord {
@@ -181,9 +178,18 @@ impl Stages<'_> {
             features: model.shape.features as u64,
             latent: model.shape.net.latent as u64,
             partition_rows: partitions.partitions.iter().map(|partition| partition.train_rows).collect(),
-            epochs,
+            epochs: trained[0].history.clone(),
+            ranks: (0..).zip(trained).map(rank_record).collect(),
         });
         self.write_record().await
+    }
+
+    /// The folder of a model that is trained.
+    fn saved(&self, name: &str) -> Result<Location, RunError> {
+        let model = self.record.models.iter().find(|model| model.name == name);
+        model
+            .map(|model| model.location.clone())
+            .ok_or(RunError::Protocol { what: "a model is encoded with before it is saved" })
     }
 
     /// The embedding table: as an earlier attempt committed it, or encoded and committed now.
@@ -207,22 +213,16 @@ impl Stages<'_> {
             self.prepare(engine, &plan.from, &needs, &plan.name).await?
         };
         let started = self.start("embed", &plan.name, Some(dataset.rows()), "rows");
-        let (device, seed) = (self.plan.run.device, self.plan.run.seed);
-        let replica = || -> Result<Box<dyn Step>, LearnError> {
-            let mut step = learn::burn_step(&model.shape, model.loss, device, 0, seed)?;
-            step.write_parameters(&model.parameters);
-            Ok(step)
-        };
-        let staging = self.work.join(&format!("embed/{}", plan.name));
-        let job = EmbedJob {
-            plan,
+        let encoding = Encoding {
+            table: plan,
             dataset: &dataset,
             model,
-            replica: &replica,
-            executors: self.record.executors,
-            staging: &staging,
+            saved: self.saved(&model.name)?,
+            staging: self.work.join(&format!("embed/{}", plan.name)),
+            run: &self.plan.run,
         };
-        let written = embed::embed(self.storage, &job, &self.stop, &self.progress("embed", &plan.name)).await?;
+        let progress = self.progress("embed", &plan.name);
+        let written = self.fleet.embed(self.storage, encoding, &self.stop, progress).await?;
         let elapsed_s = self.finish("embed", &plan.name, started);
         self.measure("embed_s", elapsed_s);
         self.measure("embed_rows", written.rows as f64);
@@ -286,17 +286,32 @@ impl Stages<'_> {
 
     /// Where the executors' time went, as a mean over them, and how fast they were.
     fn measure_training(&mut self, trained: &[Trained]) {
-        let mean = |phase: fn(&Trained) -> f64| trained.iter().map(phase).sum::<f64>() / trained.len() as f64;
+        let (executors, servers) = trained.split_at(trained.len().min(self.record.executors as usize));
+        let mean = |phase: fn(&Trained) -> f64| executors.iter().map(phase).sum::<f64>() / executors.len() as f64;
         self.measure("feed_wait_s", mean(|rank| rank.phases.feed_wait_s));
         self.measure("compute_s", mean(|rank| rank.phases.compute_s));
         self.measure("wait_s", mean(|rank| rank.phases.wait_s));
         self.measure("communicate_s", mean(|rank| rank.phases.communicate_s));
         self.measure("update_s", mean(|rank| rank.phases.update_s));
+        self.measure("bytes_sent", trained.iter().map(|rank| rank.bytes_sent as f64).sum());
+        let peak: u64 = trained.iter().map(|rank| rank.peak_memory_bytes).sum();
+        if peak > 0 {
+            self.record.metrics.insert("executors_peak_memory_bytes".to_owned(), peak as f64);
+            self.measure("executors_cpu_s", trained.iter().map(|rank| rank.cpu_s).sum());
+        }
         let history = &trained[0].history;
         self.measure("train_rows", history.iter().map(|epoch| epoch.rows as f64).sum());
         self.measure("train_s", history.iter().map(|epoch| epoch.elapsed_s).sum());
         let speed = self.record.metrics["train_rows"] / self.record.metrics["train_s"].max(f64::MIN_POSITIVE);
         self.record.metrics.insert("train_rows_per_s".to_owned(), speed);
+        let staleness = servers.iter().filter_map(|server| server.staleness).reduce(|mut all, server| {
+            all.add(&server);
+            all
+        });
+        if let Some(staleness) = staleness {
+            self.record.metrics.insert("staleness_mean".to_owned(), staleness.mean());
+            self.record.metrics.insert("staleness_max".to_owned(), staleness.max as f64);
+        }
     }
 
     fn start(&self, kind: &str, name: &str, total: Option<u64>, unit: &str) -> Instant {
@@ -314,6 +329,22 @@ impl Stages<'_> {
     fn progress(&self, kind: &'static str, name: &str) -> impl Fn(u64) + Send + Sync + 'static {
         let (events, name) = (self.events.clone(), name.to_owned());
         move |done| events.emit(&Event::Progress { kind: kind.to_owned(), name: name.clone(), done })
+    }
+}
+
+fn rank_record((rank, trained): (u32, &Trained)) -> RankRecord {
+    let Phases { feed_wait_s, compute_s, wait_s, communicate_s, update_s } = trained.phases;
+    RankRecord {
+        rank,
+        rows: trained.rows_per_epoch.iter().sum(),
+        feed_wait_s,
+        compute_s,
+        wait_s,
+        communicate_s,
+        update_s,
+        bytes_sent: trained.bytes_sent,
+        cpu_s: trained.cpu_s,
+        peak_memory_bytes: trained.peak_memory_bytes,
     }
 }
 

@@ -6,6 +6,10 @@ pub const EMBERFLOW_CONF: &str = "EMBERFLOW_CONF";
 /// The store that `sql`, `runs`, `status` and `models` look at, where no `--db` names one.
 pub const EMBERFLOW_DB: &str = "EMBERFLOW_DB";
 
+/// The token of a run, for the executors that it starts itself; others read it from the file of
+/// the setting `token_file`.
+pub const EMBERFLOW_TOKEN: &str = "EMBERFLOW_TOKEN";
+
 /// What is logged: `error`, `warn` (default), `info`, `debug`, `trace`, or by module.
 pub const EMBERFLOW_LOG: &str = "EMBERFLOW_LOG";
 

@@ -22,6 +22,20 @@ pub struct SiteConfig {
     pub hadoop_user: Option<String>,
     /// Local folder for spilled data; default: the system's temporary folder.
     pub scratch_dir: Option<PathBuf>,
+    /// Where a run with `launcher: static` listens for its executors, `host:port`; default: a free
+    /// port of this machine alone.
+    pub listen: Option<String>,
+    /// File of the secret that a run and its executors share.
+    pub token_file: Option<PathBuf>,
+    /// PEM files of this machine's certificate chain, its key, and the authority that signed the
+    /// others': TLS between a run and its executors.
+    pub tls_certificate: Option<PathBuf>,
+    /// See `tls_certificate`.
+    pub tls_key: Option<PathBuf>,
+    /// See `tls_certificate`.
+    pub tls_authority: Option<PathBuf>,
+    /// `yes`: executors on other machines may connect without TLS.
+    pub allow_plain: Option<String>,
 }
 
 /// Where the settings are looked for, if neither a flag nor the environment names a file.

@@ -18,6 +18,14 @@ use crate::{
 /// from epoch to epoch changes little, and one odd row group makes a partition too full.
 const PIECES_PER_PARTITION: u64 = 4;
 
+/// Partitions change hands if the slowest rank then takes at most this part of its time.
+const WORTH: f64 = 0.9;
+
+/// The partitions of a rank, in order.
+pub fn owned(owners: &[usize], rank: Rank) -> Vec<PartitionId> {
+    (0..).zip(owners).filter(|(_, owner)| **owner == rank.0 as usize).map(|(id, _)| PartitionId(id)).collect()
+}
+
 /// A range of rows of one row group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
@@ -95,9 +103,38 @@ impl Partitions {
     /// training rows, each partition owned by exactly one rank. Where there are more ranks than
     /// partitions, some own none.
     pub fn owned_by(&self, rank: Rank, world_size: u32) -> Vec<PartitionId> {
-        let weights: Vec<u64> = self.partitions.iter().map(|partition| partition.train_rows).collect();
-        let owners = balance(&weights, world_size as usize);
-        (0..).zip(owners).filter(|(_, owner)| *owner == rank.0 as usize).map(|(id, _)| PartitionId(id)).collect()
+        owned(&self.owners(world_size), rank)
+    }
+
+    /// The rank that owns each partition.
+    pub fn owners(&self, world_size: u32) -> Vec<usize> {
+        balance(&self.weights(), world_size as usize)
+    }
+
+    fn weights(&self) -> Vec<u64> {
+        self.partitions.iter().map(|partition| partition.train_rows).collect()
+    }
+
+    /// Other owners, where they would bring the slowest rank's time down by a tenth or more;
+    /// `s_per_row` is what a row takes each rank. The largest partition first, each to the rank
+    /// that is done with it first (Graham 1969, on machines of unlike speed).
+    pub fn rebalanced(&self, owners: &[usize], s_per_row: &[f64]) -> Option<Vec<usize>> {
+        let weights = self.weights();
+        let slowest = |owners: &[usize]| {
+            let mut busy_s = vec![0.0; s_per_row.len()];
+            owners.iter().zip(&weights).for_each(|(owner, rows)| busy_s[*owner] += *rows as f64 * s_per_row[*owner]);
+            busy_s.into_iter().fold(0.0, f64::max)
+        };
+        let mut order: Vec<usize> = (0..weights.len()).collect();
+        order.sort_by_key(|partition| Reverse(weights[*partition]));
+        let (mut rows, mut better) = (vec![0; s_per_row.len()], vec![0; weights.len()]);
+        for partition in order {
+            let done = |rank: &usize| (rows[*rank] + weights[partition]) as f64 * s_per_row[*rank];
+            let first = (0..s_per_row.len()).min_by(|a, b| done(a).total_cmp(&done(b))).unwrap_or_default();
+            rows[first] += weights[partition];
+            better[partition] = first;
+        }
+        (slowest(&better) < WORTH * slowest(owners)).then_some(better)
     }
 }
 
@@ -326,6 +363,17 @@ mod tests {
 
     fn any_rule() -> impl Strategy<Value = PartitionBy> {
         prop_oneof![Just(PartitionBy::Random), Just(PartitionBy::RoundRobin), Just(PartitionBy::Hash)]
+    }
+
+    #[test]
+    fn a_slow_rank_hands_partitions_over() {
+        let partition = |train_rows| Partition { train_rows, ..Partition::default() };
+        let partitions = Partitions { partitions: [100; 8].map(partition).to_vec(), validation: 0.0, seed: 0 };
+        let owners = partitions.owners(2);
+        assert_eq!(partitions.rebalanced(&owners, &[1.0, 1.05]), None, "not worth it");
+        let better = partitions.rebalanced(&owners, &[1.0, 3.0]).unwrap();
+        assert_eq!((owned(&better, Rank(0)).len(), owned(&better, Rank(1)).len()), (6, 2));
+        assert_eq!(partitions.rebalanced(&better, &[1.0, 3.0]), None);
     }
 
     proptest! {

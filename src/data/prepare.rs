@@ -104,7 +104,7 @@ impl Dataset {
         };
         let opened: Vec<_> =
             stream::iter(files.files.iter().map(open)).buffered(limits::FILES_AT_ONCE).try_collect().await?;
-        let schema = opened.first().map(|(_, fields)| Schema::new(fields.clone())).unwrap_or_else(Schema::empty);
+        let schema = opened.first().map_or_else(Schema::empty, |(_, fields)| Schema::new(fields.clone()));
         let files = opened.into_iter().map(|(file, _)| file).collect();
         Ok(Self { schema: Arc::new(schema), files, rejected: BTreeMap::new() })
     }

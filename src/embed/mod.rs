@@ -16,7 +16,7 @@ mod write;
 pub use commit::{check_target, commit, prune};
 pub use error::EmbedError;
 pub use manifest::{Manifest, ManifestFile, latest_manifest, list_manifests, list_tables, read_manifest};
-pub use write::{EmbedJob, Written, embed};
+pub use write::{EmbedJob, Embedder, Written, WrittenPart, embed, gather, parts};
 
 /// The Parquet and Arrow metadata key (file level, and on the embedding field) that holds the
 /// model's fingerprint.

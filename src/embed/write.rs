@@ -9,17 +9,15 @@
 //! gone when it is; the work itself is done on blocking threads, the reading in tasks that end
 //! with their executor.
 
-use std::{
-    collections::VecDeque,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use bytes::Bytes;
 use futures::{StreamExt, future::try_join_all, stream::BoxStream};
 use object_store::buffered::BufWriter;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::{
     io::AsyncWriteExt,
@@ -71,6 +69,17 @@ pub struct Written {
     pub digest: String,
 }
 
+/// One file that is complete, not published.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WrittenPart {
+    /// Its place among the files.
+    pub number: usize,
+    /// The file.
+    pub file: ManifestFile,
+    /// SHA-256 (hex) of its bytes.
+    pub digest: String,
+}
+
 /// Encodes every row of the data set. Files hold the rows in the data set's order; which rows
 /// go to which file depends on the data set alone, so a rerun gives the same files.
 /// `progress` is told the rows done so far; `stop` is looked at between batches.
@@ -80,38 +89,101 @@ pub async fn embed(
     stop: &AtomicBool,
     progress: &(dyn Fn(u64) + Send + Sync),
 ) -> Result<Written, EmbedError> {
-    let (model, dataset) = (job.model, job.dataset);
-    let latent = model.shape.net.latent;
-    let layout = Layout::new(job.plan, &dataset.schema, model.features.clone(), latent, &model.fingerprint())?;
     storage.remove(job.staging).await?;
-    let parts = cut(dataset);
-    let work = Work {
-        storage,
-        job,
-        stop,
-        progress,
-        layout: Arc::new(layout),
-        columns: columns(job),
-        queue: Mutex::new(parts.iter().enumerate().collect()),
-        rows_done: AtomicU64::new(0),
-    };
-    let executors = parts.len().min(job.executors.max(1) as usize);
-    let mut done: Vec<_> = try_join_all((0..executors).map(|_| work.executor())).await?.into_iter().flatten().collect();
-    done.sort_by_key(|done| done.number);
-    let digest = digest(&done);
-    let files: Vec<ManifestFile> = done.into_iter().map(|done| done.file).collect();
-    let rows = files.iter().map(|file| file.rows).sum();
-    counted(job.staging, rows, dataset.rows())?;
-    Ok(Written { staging: job.staging.clone(), files, rows, latent: latent as u64, digest })
+    let embedder = Embedder::new(storage, job, stop, progress)?;
+    let queue = Mutex::new(0..embedder.parts.len());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let executors = embedder.parts.len().min(job.executors.max(1) as usize);
+    let done = try_join_all((0..executors).map(|_| embedder.executor(&next))).await?;
+    embedder.gather(done.into_iter().flatten().collect())
 }
 
-fn digest(files: &[Done]) -> String {
-    let mut digest = Sha256::new();
-    for done in files {
-        digest.update(&done.file.name);
-        digest.update(done.digest);
+/// Encodes the files of one embedding table, each by whoever is free.
+pub struct Embedder<'a> {
+    storage: &'a Storage,
+    job: &'a EmbedJob<'a>,
+    stop: &'a AtomicBool,
+    progress: &'a (dyn Fn(u64) + Send + Sync),
+    layout: Arc<Layout>,
+    columns: Vec<String>,
+    parts: Vec<Part>,
+    rows_done: AtomicU64,
+}
+
+/// How many files a data set's embeddings make.
+pub fn parts(dataset: &Dataset) -> usize {
+    cut(dataset).len()
+}
+
+impl<'a> Embedder<'a> {
+    /// An embedder; see `embed`. Nothing is read or written yet.
+    pub fn new(
+        storage: &'a Storage,
+        job: &'a EmbedJob<'a>,
+        stop: &'a AtomicBool,
+        progress: &'a (dyn Fn(u64) + Send + Sync),
+    ) -> Result<Self, EmbedError> {
+        let (model, dataset) = (job.model, job.dataset);
+        let latent = model.shape.net.latent;
+        let layout = Layout::new(job.plan, &dataset.schema, model.features.clone(), latent, &model.fingerprint())?;
+        Ok(Self {
+            storage,
+            job,
+            stop,
+            progress,
+            layout: Arc::new(layout),
+            columns: columns(job),
+            parts: cut(dataset),
+            rows_done: AtomicU64::new(0),
+        })
     }
-    format!("{:x}", digest.finalize())
+
+    /// Writes files until `next` gives no further number.
+    pub async fn executor(&self, next: &(dyn Fn() -> Option<usize> + Sync)) -> Result<Vec<WrittenPart>, EmbedError> {
+        let mut replica = Replica { step: (self.job.replica)()?, x: Vec::new() };
+        let mut files = Vec::new();
+        while let Some(number) = next() {
+            let Some(part) = self.parts.get(number) else { break };
+            let (file, digest, used) = self.write(part, replica).await?;
+            replica = used;
+            files.push(WrittenPart { number, file, digest: hex(&digest) });
+        }
+        Ok(files)
+    }
+
+    /// All files together; fails if a row is missing.
+    fn gather(&self, files: Vec<WrittenPart>) -> Result<Written, EmbedError> {
+        gather(self.job.staging, self.job.dataset, self.job.model.shape.net.latent, files)
+    }
+}
+
+/// All files of a data set together; fails if a row is missing.
+pub fn gather(
+    staging: &Location,
+    dataset: &Dataset,
+    latent: usize,
+    mut files: Vec<WrittenPart>,
+) -> Result<Written, EmbedError> {
+    files.sort_by_key(|part| part.number);
+    let mut digest = Sha256::new();
+    for part in &files {
+        digest.update(&part.file.name);
+        digest.update(&part.digest);
+    }
+    let digest = hex(&digest.finalize());
+    let files: Vec<ManifestFile> = files.into_iter().map(|part| part.file).collect();
+    let rows = files.iter().map(|file| file.rows).sum();
+    counted(staging, rows, dataset.rows())?;
+    Ok(Written { staging: staging.clone(), files, rows, latent: latent as u64, digest })
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a text cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 /// The columns to read: those carried along and those of the features, each once.
@@ -132,26 +204,6 @@ fn counted(location: &Location, written: u64, expected: u64) -> Result<(), Embed
     Err(EmbedError::Rows { location: location.clone(), written, expected })
 }
 
-/// What the executors share.
-struct Work<'a> {
-    storage: &'a Storage,
-    job: &'a EmbedJob<'a>,
-    stop: &'a AtomicBool,
-    progress: &'a (dyn Fn(u64) + Send + Sync),
-    layout: Arc<Layout>,
-    columns: Vec<String>,
-    queue: Mutex<VecDeque<(usize, &'a Part)>>,
-    rows_done: AtomicU64,
-}
-
-/// A file that is complete.
-struct Done {
-    /// Its place among the files.
-    number: usize,
-    file: ManifestFile,
-    digest: [u8; 32],
-}
-
 type RowStream = BoxStream<'static, Result<Rows, DataError>>;
 
 /// What an executor keeps from batch to batch.
@@ -160,23 +212,7 @@ struct Replica {
     x: Vec<f32>,
 }
 
-impl Work<'_> {
-    /// Writes files until there are none left.
-    async fn executor(&self) -> Result<Vec<Done>, EmbedError> {
-        let mut replica = Replica { step: (self.job.replica)()?, x: Vec::new() };
-        let mut files = Vec::new();
-        while let Some((number, part)) = self.next_part() {
-            let (file, digest, used) = self.write(part, replica).await?;
-            replica = used;
-            files.push(Done { number, file, digest });
-        }
-        Ok(files)
-    }
-
-    fn next_part(&self) -> Option<(usize, &Part)> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
-    }
-
+impl Embedder<'_> {
     /// Writes one file; gives its digest too, and the replica back.
     async fn write(&self, part: &Part, replica: Replica) -> Result<(ManifestFile, [u8; 32], Replica), EmbedError> {
         let location = self.job.staging.join(&part.name);

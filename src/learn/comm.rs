@@ -5,6 +5,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 use crate::{
     ids::{Rank, Step},
     remedy::{Remedied, Remedy},
+    wire::WireError,
 };
 
 /// A rank's end of the exchange. Collective calls are made by all ranks in the same order; each
@@ -142,6 +143,14 @@ pub enum CommError {
         /// Where this rank is.
         expected: Step,
     },
+    /// A rank cannot be connected to.
+    #[error("rank {rank} cannot be reached")]
+    Unreachable {
+        /// The rank.
+        rank: Rank,
+        /// Why.
+        source: Box<WireError>,
+    },
     /// This rank was told to leave.
     #[error("{operation}: told to leave")]
     Aborted {
@@ -154,6 +163,7 @@ impl Remedied for CommError {
     fn remedy(&self) -> Remedy {
         match self {
             Self::Late { .. } | Self::Gone { .. } | Self::Aborted { .. } => Remedy::TryAgain,
+            Self::Unreachable { source, .. } => source.remedy(),
             Self::Mismatch { .. } | Self::OutOfStep { .. } => Remedy::ReportBug,
         }
     }

@@ -18,6 +18,7 @@ mod optimizer;
 mod shape;
 mod step;
 mod sync;
+mod tcp;
 mod tensor_file;
 mod train;
 
@@ -30,4 +31,6 @@ pub use in_process::in_process;
 pub use model::Model;
 pub use shape::NetShape;
 pub use step::Step;
+pub use sync::{Staleness, servers, survives};
+pub use tcp::{TcpPlace, tcp};
 pub use train::{Control, Observer, Phases, TrainJob, Trained, train_rank};

@@ -45,6 +45,34 @@ pub(super) fn update(
     }
 }
 
+/// Writes where `ahead` further updates would take the parameters if they went on as they do;
+/// `updates` counts those made.
+pub(super) fn predict(
+    plan: &TrainPlan,
+    learning_rate: f64,
+    updates: u64,
+    ahead: f64,
+    parameters: &[f32],
+    moments: &[Vec<f32>],
+    predicted: &mut [f32],
+) {
+    predicted.copy_from_slice(parameters);
+    match (plan.optimizer, moments) {
+        (Optimizer::Sgd { momentum }, [velocity]) => {
+            let step_size = (learning_rate * momentum * ahead) as f32;
+            predicted.iter_mut().zip(velocity).for_each(|(p, v)| *p -= step_size * v);
+        }
+        (Optimizer::Adam { betas, epsilon } | Optimizer::Adamw { betas, epsilon }, [first, second]) if updates > 0 => {
+            let Adam { step_size, root_correction2, epsilon, .. } =
+                Adam::new(learning_rate * ahead, betas, epsilon, updates - 1);
+            for ((p, m), v) in predicted.iter_mut().zip(first).zip(second) {
+                *p -= step_size * m / (v.sqrt() / root_correction2 + epsilon);
+            }
+        }
+        _ => {}
+    }
+}
+
 fn sgd_with_momentum(
     momentum: f32,
     learning_rate: f32,
@@ -199,6 +227,34 @@ pub(super) mod tests {
             check(Optimizer::Adam { betas, epsilon: 1e-8 }, decay);
             check(Optimizer::Adam { betas: [0.5, 0.9], epsilon: 0.1 }, decay);
             check(Optimizer::Adamw { betas, epsilon: 1e-8 }, decay);
+        }
+    }
+
+    #[test]
+    fn a_prediction_goes_on_along_the_moments() {
+        let betas = [0.9, 0.999];
+        for (optimizer, tolerance) in [
+            (Optimizer::Sgd { momentum: 0.0 }, 1.0),
+            (Optimizer::Sgd { momentum: 0.9 }, 0.02),
+            (Optimizer::Adam { betas, epsilon: 1e-8 }, 1e-3),
+            (Optimizer::Adamw { betas, epsilon: 1e-8 }, 1e-3),
+        ] {
+            let (plan, mut parameters) = (plan(optimizer), [1.0, -2.0]);
+            let mut moments = initial_moments(optimizer, 2);
+            let mut predicted = [0.0; 2];
+            predict(&plan, 0.1, 0, 1.0, &parameters, &moments, &mut predicted);
+            assert_eq!(predicted, parameters, "nothing is known yet");
+            let gradients = [1.0, -0.5];
+            for updates in 0..60 {
+                update(&plan, 0.1, updates, &mut parameters, &gradients, &mut moments);
+            }
+            predict(&plan, 0.1, 60, 2.0, &parameters, &moments, &mut predicted);
+            for updates in 60..62 {
+                update(&plan, 0.1, updates, &mut parameters, &gradients, &mut moments);
+            }
+            for (predicted, found) in predicted.iter().zip(&parameters) {
+                assert!((predicted - found).abs() < tolerance * found.abs(), "{optimizer:?}: {predicted}, {found}");
+            }
         }
     }
 

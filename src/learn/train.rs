@@ -13,14 +13,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     Checkpoint, Communicator, LearnError, Step,
     blame::blame,
     optimizer,
-    sync::{self, Account, At, Strategy, Taken, Votes},
+    sync::{self, Account, At, Staleness, Strategy, Taken, Votes},
 };
 use crate::{
-    data::{Batch, EpochFeed, Feed, StepPlan},
+    data::{self, Batch, EpochFeed, Feed, StepPlan},
     ids::{self, Rank},
     pipeline::{
         TrainPlan,
@@ -51,14 +53,6 @@ pub struct TrainJob<'a> {
     pub source: Rank,
 }
 
-impl TrainJob<'_> {
-    /// Whether, after a failure, every rank's state is one to go on with; else it is that of the
-    /// last checkpoint.
-    pub fn survives(&self) -> bool {
-        sync::survives(self.plan.sync)
-    }
-}
-
 /// How the outside speaks to all ranks of this process.
 #[derive(Debug, Default)]
 pub struct Control {
@@ -67,6 +61,13 @@ pub struct Control {
     pub stop: Arc<AtomicBool>,
     /// Set: leave after the current step, by a vote too, so that the fleet can form anew.
     pub regroup: Arc<AtomicBool>,
+}
+
+impl Control {
+    /// What this rank wants now.
+    pub(super) fn votes(&self) -> Votes {
+        Votes { stop: self.stop.load(Ordering::Relaxed), regroup: self.regroup.load(Ordering::Relaxed) }
+    }
 }
 
 /// What rank 0 tells while it trains; calls block the loop.
@@ -81,7 +82,7 @@ pub trait Observer: Send {
 }
 
 /// Where a rank's time went, seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Phases {
     /// Waiting for the feed.
     pub feed_wait_s: f64,
@@ -96,7 +97,7 @@ pub struct Phases {
 }
 
 /// What came of it; the parameters are the same on every rank.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Trained {
     /// The parameters kept.
     pub parameters: Vec<f32>,
@@ -110,6 +111,12 @@ pub struct Trained {
     pub phases: Phases,
     /// Bytes that this rank put on the wire.
     pub bytes_sent: u64,
+    /// Processor seconds of an executor process; those of threads count to their process.
+    pub cpu_s: f64,
+    /// The most memory that an executor process has held, bytes.
+    pub peak_memory_bytes: u64,
+    /// How old parameters were, as a parameter server measured it that does not move in step.
+    pub staleness: Option<Staleness>,
 }
 
 /// Trains on the calling thread until done, stopped (`LearnError::Interrupted`, after a
@@ -132,10 +139,15 @@ pub fn train_rank(
     state.share(comm, job.source)?;
     step.write_parameters(&state.parameters);
     let strategy = sync::strategy(job.plan, comm, state);
+    let workers = comm.world_size().saturating_sub(sync::servers(job.plan)).max(1);
+    let owners = feed.partitions().owners(workers);
     let mut trainer = Trainer {
         job,
         control,
-        feed,
+        feed: feed.clone(),
+        owners,
+        workers: workers as usize,
+        compute_s_before: 0.0,
         gradients: vec![0.0; step.parameters()],
         step,
         comm,
@@ -148,9 +160,14 @@ pub fn train_rank(
         phases: Phases::default(),
         told: Instant::now(),
     };
+    if trainer.is_done() {
+        // Whoever wrote the last checkpoint may have ended before it could.
+        trainer.checkpoint()?;
+    }
     while !trainer.is_done() {
         trainer.train_epoch()?;
         trainer.end_epoch()?;
+        trainer.rebalance()?;
     }
     Ok(trainer.finish())
 }
@@ -173,7 +190,13 @@ fn begin(job: &TrainJob<'_>, step: &dyn Step, state: &mut Checkpoint) {
 struct Trainer<'a, 'o> {
     job: &'a TrainJob<'a>,
     control: &'a Control,
-    feed: &'a Feed,
+    feed: Feed,
+    /// The rank that owns each partition.
+    owners: Vec<usize>,
+    /// Ranks that own partitions: the first so many.
+    workers: usize,
+    /// What this rank had computed when the running epoch began.
+    compute_s_before: f64,
     step: &'a mut dyn Step,
     comm: &'a mut dyn Communicator,
     observer: Option<&'a mut (dyn Observer + 'o)>,
@@ -201,10 +224,11 @@ impl Trainer<'_, '_> {
         let mut batches = self.feed.epoch(self.state.epoch, self.state.step);
         self.rows_per_epoch.push(0);
         let mut started = Instant::now();
-        for step in self.state.step..self.job.steps.steps() {
+        let mut step = self.state.step;
+        while step < self.job.steps.steps() {
             let batch = next_batch(&mut batches, &mut self.phases)?.unwrap_or(Batch { x: Vec::new(), rows: 0 });
-            let updates = self.state.updates;
-            let taken = self.train_step(step, &batch)?;
+            let before = self.place();
+            let (taken, last) = self.train_step(step, &batch)?;
             if let Some(rows) = self.rows_per_epoch.last_mut() {
                 *rows += batch.rows as u64;
             }
@@ -212,16 +236,23 @@ impl Trainer<'_, '_> {
             self.state.epoch_elapsed_s += seconds_since(mem::replace(&mut started, Instant::now()));
             match taken {
                 Taken::Alone => {}
-                Taken::Updated(votes) => self.after_update(updates, votes)?,
-                Taken::NotFinite(rank) => return Err(self.not_finite(rank, step + 1)),
+                Taken::Updated(votes) => self.after_update(before, votes)?,
+                Taken::NotFinite(rank) => return Err(self.not_finite(rank, last + 1)),
             }
-            self.tell_progress(step);
+            self.tell_progress(last);
+            step = last + 1;
         }
         Ok(())
     }
 
-    /// Honours votes, and makes a checkpoint where one is due; `updates` were made before.
-    fn after_update(&mut self, updates: u64, votes: Votes) -> Result<(), LearnError> {
+    /// Steps behind the state, over all epochs.
+    fn place(&self) -> u64 {
+        u64::from(self.state.epoch) * self.job.steps.steps() + self.state.step
+    }
+
+    /// Honours votes, and makes a checkpoint where one is due; so many steps were behind the state
+    /// before.
+    fn after_update(&mut self, before: u64, votes: Votes) -> Result<(), LearnError> {
         if votes.stop {
             self.checkpoint()?;
             return Err(LearnError::Interrupted);
@@ -230,11 +261,12 @@ impl Trainer<'_, '_> {
             self.strategy.settle(self.comm, self.state)?;
             return Err(LearnError::Regroup);
         }
-        let due = |every: u64| every > 0 && self.state.updates / every > updates / every;
+        let due = |every: u64| every > 0 && self.place() / every > before / every;
         if self.job.plan.checkpoint_steps.is_some_and(due) { self.checkpoint() } else { Ok(()) }
     }
 
-    fn train_step(&mut self, step: u64, batch: &Batch) -> Result<Taken, LearnError> {
+    /// A step, or what a server does until all meet; gives the last step (from 0) that is then behind.
+    fn train_step(&mut self, step: u64, batch: &Batch) -> Result<(Taken, u64), LearnError> {
         let started = Instant::now();
         self.check_range(&batch.x)?;
         let loss = self.step.gradients(&batch.x, batch.rows, &mut self.gradients)?;
@@ -244,26 +276,25 @@ impl Trainer<'_, '_> {
         }
         self.phases.compute_s += seconds_since(started);
         self.comm.at_step(ids::Step(u64::from(self.state.epoch) * self.job.steps.steps() + step));
-        let votes = Votes {
-            stop: self.control.stop.load(Ordering::Relaxed),
-            regroup: self.control.regroup.load(Ordering::Relaxed),
-        };
-        let taken = self.strategy.step(&mut At {
+        let mut at = At {
             plan: self.job.plan,
             steps: &self.job.steps,
+            control: self.control,
             step,
-            account: Account { loss, rows: batch.rows as u64, votes, finite },
+            account: Account { loss, rows: batch.rows as u64, votes: self.control.votes(), finite },
             gradients: &mut self.gradients,
             comm: self.comm,
             replica: self.step,
             state: self.state,
             phases: &mut self.phases,
-        })?;
+        };
+        let taken = self.strategy.step(&mut at)?;
+        let last = at.step;
         if taken == Taken::NotFinite(self.comm.rank()) && self.blame.is_empty() {
             // Every rank's numbers were finite, their sum is not.
             self.blame = blame(&self.job.feature_names, &batch.x);
         }
-        Ok(taken)
+        Ok((taken, last))
     }
 
     /// Cross-entropy has no least value beyond 0..1; training would run away without an error.
@@ -289,8 +320,8 @@ impl Trainer<'_, '_> {
         let held_out_loss = if self.job.held_out_rows > 0 { Some(self.held_out_loss()?) } else { None };
 
         let state = &mut *self.state;
-        let last_update = state.updates.saturating_sub(1);
         let per_epoch = sync::updates_per_epoch(self.job.plan.sync, self.job.steps.steps());
+        let last_update = ((u64::from(state.epoch) + 1) * per_epoch).saturating_sub(1);
         let record = EpochRecord {
             epoch: state.epoch + 1,
             loss: state.epoch_loss / state.epoch_rows.max(1) as f64,
@@ -308,6 +339,33 @@ impl Trainer<'_, '_> {
         }
         self.state.history.push(record);
         self.checkpoint()
+    }
+
+    /// Between epochs, slow ranks hand partitions over; all ranks come to the same owners.
+    fn rebalance(&mut self) -> Result<(), LearnError> {
+        let rank = self.comm.rank().0 as usize;
+        if self.workers == 1 || self.is_done() {
+            return Ok(());
+        }
+        // Of each rank: rows, and seconds that it computed.
+        let mut bucket = vec![0.0; 2 * self.workers];
+        if rank < self.workers {
+            bucket[2 * rank] = self.rows_per_epoch.last().copied().unwrap_or_default() as f64;
+            bucket[2 * rank + 1] =
+                self.phases.compute_s - mem::replace(&mut self.compute_s_before, self.phases.compute_s);
+        }
+        self.comm.all_reduce_sum_f64(&mut bucket)?;
+        let paces: &[[f64; 2]] = bucket.as_chunks().0;
+        let [rows, compute_s] = paces.iter().fold([0.0; 2], |[rows, s], pace| [rows + pace[0], s + pace[1]]);
+        // One without rows is taken for an ordinary one.
+        let mean = compute_s / f64::max(rows, 1.0);
+        let s_per_row = paces.iter().map(|[rows, compute_s]| if *rows > 0.0 { compute_s / rows } else { mean });
+        let s_per_row: Vec<f64> = s_per_row.collect();
+        if let Some(owners) = self.feed.partitions().rebalanced(&self.owners, &s_per_row) {
+            self.feed = self.feed.owning(data::owned(&owners, self.comm.rank()));
+            self.owners = owners;
+        }
+        Ok(())
     }
 
     /// The mean loss over all ranks' held-out rows.
@@ -368,6 +426,9 @@ impl Trainer<'_, '_> {
             held_out_rows: self.held_out_rows,
             phases: self.phases,
             bytes_sent: self.comm.bytes_sent(),
+            cpu_s: 0.0,
+            peak_memory_bytes: 0,
+            staleness: self.strategy.staleness(),
         }
     }
 }

@@ -164,7 +164,7 @@ impl PipelinePlan {
 }
 
 /// How the file is executed.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct RunPlan {
     /// Executors, at least 1.
     pub executors: u32,
@@ -180,6 +180,24 @@ pub struct RunPlan {
     pub memory_bytes: u64,
     /// Seed of everything random.
     pub seed: u64,
+}
+
+impl RunPlan {
+    /// The same with another number of executors or launcher: how this start differs from what
+    /// the file says.
+    #[must_use]
+    pub fn started_with(mut self, executors: Option<u32>, launcher: Option<Launcher>) -> Self {
+        if let Some(executors) = executors {
+            // A minimum that the file does not give is all of them.
+            let all = self.min_executors == self.executors;
+            self.min_executors = if all { executors } else { self.min_executors.min(executors) };
+            self.max_executors =
+                if self.max_executors == self.executors { executors } else { self.max_executors.max(executors) };
+            self.executors = executors;
+        }
+        self.launcher = launcher.unwrap_or(self.launcher);
+        self
+    }
 }
 
 /// Rows to read.
@@ -209,7 +227,7 @@ pub struct TransformPlan {
 }
 
 /// An autoencoder to train.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct ModelPlan {
     /// Model name.
     pub name: String,

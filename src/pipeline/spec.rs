@@ -422,8 +422,7 @@ pub enum SyncStrategy {
         #[serde(default)]
         mode: ServerMode,
         /// For `bounded`: steps that the fastest executor may be ahead of the slowest; default 4.
-        #[serde(default = "staleness")]
-        staleness: u32,
+        staleness: Option<u32>,
     },
     /// Each executor makes updates of its own; then parameters are averaged.
     LocalSgd {
@@ -449,10 +448,6 @@ fn one() -> u32 {
     1
 }
 
-fn staleness() -> u32 {
-    4
-}
-
 fn local_steps() -> u32 {
     8
 }
@@ -468,7 +463,7 @@ pub enum ServerMode {
     /// All of a step together.
     #[default]
     Sync,
-    /// Each at once.
+    /// Each at once; no executor gets further ahead than 16 steps.
     Async,
     /// Each at once, but no executor gets further ahead than `staleness` steps.
     Bounded,

@@ -12,16 +12,17 @@ use arrow::{
 use datafusion::{catalog::TableProvider, datasource::MemTable};
 
 use super::QueryError;
-use crate::runs::RunRecord;
+use crate::runs::{RankRecord, RunRecord};
 
 type NamedTable = (&'static str, Arc<dyn TableProvider>);
 
-/// `runs`, `run_metrics` and `epochs`.
-pub(super) fn all(runs: &[RunRecord]) -> Result<[NamedTable; 3], QueryError> {
+/// `runs`, `run_metrics`, `epochs` and `ranks`.
+pub(super) fn all(runs: &[RunRecord]) -> Result<[NamedTable; 4], QueryError> {
     Ok([
         ("runs", table(runs_batch(runs))?),
         ("run_metrics", table(metrics_batch(runs))?),
         ("epochs", table(epochs_batch(runs))?),
+        ("ranks", table(ranks_batch(runs))?),
     ])
 }
 
@@ -97,5 +98,25 @@ fn epochs_batch(runs: &[RunRecord]) -> Result<RecordBatch, ArrowError> {
         ("learning_rate", floats(epochs().map(|(.., epoch)| Some(epoch.learning_rate))), false),
         ("rows", counts(epochs().map(|(.., epoch)| epoch.rows)), false),
         ("elapsed_s", floats(epochs().map(|(.., epoch)| Some(epoch.elapsed_s))), false),
+    ])
+}
+
+fn ranks_batch(runs: &[RunRecord]) -> Result<RecordBatch, ArrowError> {
+    let models = || runs.iter().flat_map(|run| run.models.iter().map(move |model| (run, model)));
+    let ranks = || models().flat_map(|(run, model)| model.ranks.iter().map(move |rank| (run, model, rank)));
+    let seconds = |value: fn(&RankRecord) -> f64| floats(ranks().map(|(.., rank)| Some(value(rank))));
+    RecordBatch::try_from_iter_with_nullable([
+        ("run_id", texts(ranks().map(|(run, ..)| run.run_id.as_str())), false),
+        ("model", texts(ranks().map(|(_, model, _)| model.name.as_str())), false),
+        ("rank", small_counts(ranks().map(|(.., rank)| rank.rank)), false),
+        ("rows", counts(ranks().map(|(.., rank)| rank.rows)), false),
+        ("feed_wait_s", seconds(|rank| rank.feed_wait_s), false),
+        ("compute_s", seconds(|rank| rank.compute_s), false),
+        ("wait_s", seconds(|rank| rank.wait_s), false),
+        ("communicate_s", seconds(|rank| rank.communicate_s), false),
+        ("update_s", seconds(|rank| rank.update_s), false),
+        ("bytes_sent", counts(ranks().map(|(.., rank)| rank.bytes_sent)), false),
+        ("cpu_s", seconds(|rank| rank.cpu_s), false),
+        ("peak_memory_bytes", counts(ranks().map(|(.., rank)| rank.peak_memory_bytes)), false),
     ])
 }

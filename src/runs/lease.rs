@@ -31,6 +31,21 @@ pub struct Lease {
     renewal: tokio::task::JoinHandle<()>,
 }
 
+/// The claim of an attempt, to be checked by any process that works for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fence {
+    folder: Location,
+    attempt: Attempt,
+}
+
+impl Fence {
+    /// Fails if a later attempt has taken the run over. Called before anything is published.
+    pub async fn check(&self, storage: &Storage) -> Result<(), RunsError> {
+        let fenced = latest_attempt(storage, &self.folder).await? != self.attempt;
+        if fenced { Err(RunsError::Fenced { folder: self.folder.clone() }) } else { Ok(()) }
+    }
+}
+
 /// A process, so that others can tell whether it still lives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
@@ -87,9 +102,15 @@ impl Lease {
 
     /// Fails if a later attempt has taken the run over. Called before anything is published.
     pub async fn check(&self) -> Result<(), RunsError> {
-        let fenced = self.lost.load(Ordering::Relaxed)
-            || latest_attempt(&self.storage, &self.folder).await? != self.owner.attempt;
-        if fenced { Err(RunsError::Fenced { folder: self.folder.clone() }) } else { Ok(()) }
+        if self.lost.load(Ordering::Relaxed) {
+            return Err(RunsError::Fenced { folder: self.folder.clone() });
+        }
+        self.fence().check(&self.storage).await
+    }
+
+    /// The claim, for other processes.
+    pub fn fence(&self) -> Fence {
+        Fence { folder: self.folder.clone(), attempt: self.owner.attempt }
     }
 
     /// Gives the run back, so that the next start need not wait.

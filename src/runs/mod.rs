@@ -17,8 +17,8 @@ mod lease;
 mod record;
 
 pub use error::RunsError;
-pub use lease::{Lease, Owner, host_name};
+pub use lease::{Fence, Lease, Owner, host_name};
 pub use record::{
-    EmbeddingRecord, EpochRecord, ErrorRecord, ModelRecord, RunRecord, RunStatus, SourceRecord, list_runs, read_run,
-    run_folder, write_run,
+    EmbeddingRecord, EpochRecord, ErrorRecord, ModelRecord, RankRecord, RunRecord, RunStatus, SourceRecord, list_runs,
+    read_run, run_folder, write_run,
 };

@@ -127,6 +127,34 @@ pub struct ModelRecord {
     pub partition_rows: Vec<u64>,
     /// One entry per epoch.
     pub epochs: Vec<EpochRecord>,
+    /// One entry per executor that was there at the end; older records lack them.
+    #[serde(default)]
+    pub ranks: Vec<RankRecord>,
+}
+
+/// What one executor did in a training: of the last attempt, since it last joined.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankRecord {
+    /// Its rank.
+    pub rank: u32,
+    /// Rows that it trained on, over all epochs.
+    pub rows: u64,
+    /// Seconds that it waited for its feed.
+    pub feed_wait_s: f64,
+    /// Seconds of forward and backward.
+    pub compute_s: f64,
+    /// Seconds that it waited for slower executors.
+    pub wait_s: f64,
+    /// Seconds of exchange.
+    pub communicate_s: f64,
+    /// Seconds of updating parameters.
+    pub update_s: f64,
+    /// Bytes that it put on the wire.
+    pub bytes_sent: u64,
+    /// Processor seconds, where it is a process.
+    pub cpu_s: f64,
+    /// The most memory that it held, bytes, where it is a process.
+    pub peak_memory_bytes: u64,
 }
 
 /// One epoch of training.

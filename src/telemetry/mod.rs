@@ -16,3 +16,12 @@ pub fn peak_memory_bytes() -> Option<u64> {
     let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
+
+/// Processor seconds that this process has used so far, in all its threads.
+pub fn cpu_seconds() -> Option<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let mut ticks = || fields.next()?.parse::<f64>().ok();
+    // Linux counts in hundredths for all programs, whatever its own clock is.
+    Some((ticks()? + ticks()?) / 100.0)
+}

@@ -1,169 +1,188 @@
-//! Frames between two processes that know each other, with a deadline for each.
+//! A connection to another process that knows the token.
 
 use std::{
-    io::{self, IoSlice},
-    net::{TcpStream, ToSocketAddrs},
-    os::{
-        linux::net::SocketAddrExt,
-        unix::net::{SocketAddr, UnixStream},
-    },
+    io,
+    net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs},
+    os::{linux::net::SocketAddrExt, unix::net},
     sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use super::{
-    Address, Security, WireError,
-    address::machine,
-    channel::Channel,
-    error::classified,
-    frame::{Assembler, Frame, FrameFault, Header, Label, Unread},
-    handshake,
-    socket::Socket,
+    Header, Security, WireError, frame::HEADER_BYTES, handshake, listener::Address, stream::Stream, tls::TlsStream,
 };
+use crate::limits;
 
-/// A connection to a process that has proved to know the token.
-///
-/// It can be shared: one thread may receive while another sends, and any may close.
+/// A connection; one thread may receive while others send.
 pub struct Connection {
-    channel: Channel,
+    stream: Stream,
     peer: String,
-    reading: Mutex<Assembler>,
-    writing: Mutex<()>,
+    purpose: String,
+    /// How long one read or write may wait.
+    deadline: Duration,
+    /// Held while a frame is sent, so that frames do not mix.
+    sending: Mutex<()>,
 }
 
-/// Connects to a listener and says what for; waits until the other end has welcomed this one.
-///
-/// Processes of one machine meet over a Unix socket if they can, without TLS.
-pub fn connect(
-    address: &Address,
-    purpose: &str,
-    security: &Security,
-    timeout: Duration,
-) -> Result<Connection, WireError> {
-    let deadline = Instant::now() + timeout;
-    let connection = match local(address) {
-        Some(socket) => Connection::new(Channel::plain(Socket::Unix(socket)), address.to_string()),
-        None => network(address, security, timeout, deadline)?,
-    };
-    handshake::offer(&connection, &security.token, purpose, deadline)?;
-    Ok(connection)
-}
-
-/// The way within the machine, if the other end is on it and answers.
-fn local(address: &Address) -> Option<UnixStream> {
-    let local = address.local.as_ref()?;
-    if machine()? != local.machine {
-        return None;
+/// Connects to a listener; `purpose` tells it what for.
+pub fn connect(address: &str, security: &Security, purpose: &str) -> Result<Connection, WireError> {
+    let address = Address::parse(address);
+    if let Some(name) = address.local_name()
+        && let Ok(name) = net::SocketAddr::from_abstract_name(name)
+        && let Ok(stream) = net::UnixStream::connect_addr(&name)
+    {
+        return Connection::new(Stream::Unix(stream), address.tcp.clone(), security, Some(purpose));
     }
-    UnixStream::connect_addr(&SocketAddr::from_abstract_name(&local.name).ok()?).ok()
-}
-
-fn network(
-    address: &Address,
-    security: &Security,
-    timeout: Duration,
-    deadline: Instant,
-) -> Result<Connection, WireError> {
-    let peer = address.to_string();
-    let unusable = |source| WireError::Address { address: peer.clone(), source };
-    let mut failure = unusable(io::ErrorKind::NotFound.into());
-    for socket_address in address.network.to_socket_addrs().map_err(unusable)? {
-        security.check(socket_address.ip(), &peer)?;
-        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let stream = match TcpStream::connect_timeout(&socket_address, left) {
-            Ok(stream) => stream,
-            Err(error) => {
-                failure = classified(&peer, "connecting", timeout, error);
-                continue;
+    let host = &address.tcp;
+    let no_address = |source| WireError::Address { address: host.clone(), source };
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for socket in host.to_socket_addrs().map_err(no_address)? {
+        security.check(host, socket.ip())?;
+        match TcpStream::connect_timeout(&socket, limits::HANDSHAKE) {
+            Ok(tcp) => {
+                let name = host.rsplit_once(':').map_or(host.as_str(), |(name, _)| name);
+                return Connection::new(secure(tcp, security, Some(name))?, host.clone(), security, Some(purpose));
             }
-        };
-        let socket = tcp(stream).map_err(|error| classified(&peer, "connecting", timeout, error))?;
-        let channel = match &security.tls {
-            Some(tls) => Channel::tls_client(socket, tls, address.host(), &peer, deadline)?,
-            None => Channel::plain(socket),
-        };
-        return Ok(Connection::new(channel, peer));
+            Err(error) => last = error,
+        }
     }
-    Err(failure)
+    Err(WireError::Io { peer: host.clone(), source: last })
 }
 
-/// Small frames leave at once: somebody waits for each of them.
-pub(super) fn tcp(stream: TcpStream) -> io::Result<Socket> {
-    stream.set_nodelay(true)?;
-    Ok(Socket::Tcp(stream))
+/// TCP, or TLS over it; `host` is the name to check where this side connects.
+pub(super) fn secure(tcp: TcpStream, security: &Security, host: Option<&str>) -> Result<Stream, WireError> {
+    let peer = tcp.peer_addr().map_or_else(|_| "a peer".to_owned(), |address| address.to_string());
+    let set_up = || {
+        tcp.set_nonblocking(false)?;
+        tcp.set_nodelay(true)?;
+        tcp.set_read_timeout(Some(limits::HANDSHAKE))?;
+        tcp.set_write_timeout(Some(limits::HANDSHAKE))
+    };
+    set_up().map_err(|error| failure(&peer, limits::HANDSHAKE, error))?;
+    let stream = match (&security.tls, host) {
+        (None, _) => return Ok(Stream::Tcp(tcp)),
+        (Some(tls), Some(host)) => TlsStream::client(tls, tcp, host.trim_matches(['[', ']'])),
+        (Some(tls), None) => TlsStream::server(tls, tcp),
+    };
+    Ok(Stream::Tls(Box::new(stream.map_err(|error| failure(&peer, limits::HANDSHAKE, error))?)))
+}
+
+/// What a failed read or write means.
+pub(super) fn failure(peer: &str, deadline: Duration, source: io::Error) -> WireError {
+    use io::ErrorKind::{
+        BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, TimedOut, UnexpectedEof, WouldBlock,
+    };
+    let peer = peer.to_owned();
+    match source.kind() {
+        WouldBlock | TimedOut => WireError::Silent { peer, deadline },
+        UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe | NotConnected => WireError::Closed { peer },
+        _ => WireError::Io { peer, source },
+    }
 }
 
 impl Connection {
-    pub(super) fn new(channel: Channel, peer: String) -> Self {
-        Self { channel, peer, reading: Mutex::new(Assembler::default()), writing: Mutex::new(()) }
+    /// Shakes hands, as the side that connects if there is a purpose.
+    pub(super) fn new(
+        stream: Stream,
+        peer: String,
+        security: &Security,
+        purpose: Option<&str>,
+    ) -> Result<Self, WireError> {
+        let purpose = if let Some(purpose) = purpose {
+            handshake::connect(&stream, &peer, &security.token, purpose)?;
+            purpose.to_owned()
+        } else {
+            handshake::accept(&stream, &peer, &security.token)?
+        };
+        let connection = Self { stream, peer, purpose, deadline: limits::SILENCE, sending: Mutex::new(()) };
+        connection.set_deadline(limits::SILENCE)
     }
 
-    /// The other end's address.
+    /// The same, with another bound for how long one read or write may wait.
+    pub fn set_deadline(mut self, deadline: Duration) -> Result<Self, WireError> {
+        let set = self.stream.set_read_deadline(deadline).and_then(|()| self.stream.set_write_deadline(deadline));
+        set.map_err(|error| failure(&self.peer, deadline, error))?;
+        self.deadline = deadline;
+        Ok(self)
+    }
+
+    /// The other side, for messages.
     pub fn peer(&self) -> &str {
         &self.peer
     }
 
-    /// Sends a frame. A frame that could not be sent whole within the time ends the connection:
-    /// what follows half a frame cannot be understood.
-    pub fn send(&self, label: Label, payload: &[u8], timeout: Duration) -> Result<(), WireError> {
-        let length = u32::try_from(payload.len())
-            .map_err(|_| self.malformed(FrameFault::Length { length: u32::MAX, limit: u32::MAX as usize }))?;
-        let header = Header { label, length }.encode();
-        let _one_at_a_time = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        self.write(&header, payload, Instant::now() + timeout).map_err(|error| {
-            self.close();
-            classified(&self.peer, "sending", timeout, error)
-        })
+    /// What the connecting side came for.
+    pub fn purpose(&self) -> &str {
+        &self.purpose
     }
 
-    fn write(&self, mut header: &[u8], mut payload: &[u8], deadline: Instant) -> io::Result<()> {
-        while !header.is_empty() || !payload.is_empty() {
-            self.channel.write_until(deadline)?;
-            match self.channel.write(&[IoSlice::new(header), IoSlice::new(payload)])? {
-                0 => return Err(io::ErrorKind::BrokenPipe.into()),
-                sent => {
-                    let of_header = sent.min(header.len());
-                    header = &header[of_header..];
-                    payload = &payload[sent - of_header..];
-                }
+    /// This side's address.
+    pub fn local_address(&self) -> Option<SocketAddr> {
+        self.stream.local_address()
+    }
+
+    /// Sends a frame; `header.length` is that of the payload.
+    pub fn send(&self, header: Header, payload: &[u8]) -> Result<(), WireError> {
+        let _sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        let header = header.to_bytes();
+        let sent = if payload.len() <= SMALL {
+            self.stream.write_all(&[&header[..], payload].concat())
+        } else {
+            self.stream.write_all(&header).and_then(|()| self.stream.write_all(payload))
+        };
+        sent.map_err(|error| failure(&self.peer, self.deadline, error))
+    }
+
+    /// The next frame; its payload replaces what the buffer holds.
+    pub fn receive(&self, payload: &mut Vec<u8>) -> Result<Header, WireError> {
+        let mut header = [0; HEADER_BYTES];
+        let count = loop {
+            match self.stream.read(&mut header) {
+                Ok(0) => return Err(WireError::Closed { peer: self.peer.clone() }),
+                Ok(count) => break count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(failure(&self.peer, self.deadline, error)),
             }
+        };
+        // Silence in the middle of a frame is no pause.
+        let failed = |error| match failure(&self.peer, self.deadline, error) {
+            WireError::Silent { peer, .. } => WireError::Closed { peer },
+            error => error,
+        };
+        self.stream.read_exact(&mut header[count..]).map_err(failed)?;
+        let header = Header::from_bytes(&self.peer, &header)?;
+        // Nothing is set aside for a length before bytes arrive, but what is there already.
+        payload.truncate(header.length as usize);
+        let mut read = 0;
+        while read < header.length as usize {
+            let end = (header.length as usize).min((read + STRIDE).max(payload.len()));
+            payload.resize(end, 0);
+            self.stream.read_exact(&mut payload[read..]).map_err(failed)?;
+            read = end;
         }
-        self.channel.write_until(deadline)?;
-        self.channel.flush()
+        Ok(header)
     }
 
-    /// The next frame, of at most `limit` bytes of payload. After `WireError::Timeout` it may be
-    /// asked for again: nothing is lost.
-    pub fn receive(&self, limit: usize, timeout: Duration) -> Result<Frame, WireError> {
-        let deadline = Instant::now() + timeout;
-        let mut reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = reading.next(limit, |buffer| {
-            self.channel.read_until(deadline)?;
-            self.channel.read(buffer)
-        });
-        next.map_err(|unread| match unread {
-            Unread::Io(error) => classified(&self.peer, "receiving", timeout, error),
-            Unread::End { .. } => WireError::Closed { peer: self.peer.clone() },
-            Unread::Fault(fault) => self.malformed(fault),
-        })
-    }
-
-    /// Ends the connection; what another thread does with it fails at once, and the other end
-    /// learns of it.
+    /// Ends whatever waits on this connection, here and there.
     pub fn close(&self) {
-        self.channel.shut_down();
+        self.stream.shut_down(Shutdown::Both);
     }
 
-    /// The stream below, for those who talk without waiting. No frame is half read.
-    pub(crate) fn into_channel(self) -> Channel {
-        self.channel
+    /// Lets the other side read to the end, and know that there is no more.
+    pub fn finish(&self) {
+        self.stream.shut_down(Shutdown::Write);
     }
+}
 
-    fn malformed(&self, source: FrameFault) -> WireError {
-        let peer = self.peer.clone();
-        match source {
-            FrameFault::Protocol(theirs) => handshake::other_protocol(peer, theirs),
-            _ => WireError::Malformed { peer, source },
-        }
+/// Payloads up to this many bytes are sent in one piece with their header.
+const SMALL: usize = 4096;
+
+/// Memory is set aside in pieces of this many bytes while a payload arrives.
+const STRIDE: usize = 1 << 20;
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // The descriptor may be held by a thread that reads.
+        self.finish();
     }
 }

@@ -1,153 +1,128 @@
-//! Why processes could not talk.
+//! Why two processes do not talk.
 
 use std::{io, path::PathBuf, time::Duration};
 
-use super::frame::FrameFault;
 use crate::remedy::{Remedied, Remedy};
 
-/// Why processes could not talk. `peer` is an address, with the file or name of the other end
-/// where it is on the same machine.
+/// Why two processes do not talk.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
-    /// The network failed, or the other end broke off.
-    #[error("{peer}: {doing} failed")]
-    Io {
-        /// The other end.
+    /// The other side closed the connection, or is gone.
+    #[error("{peer}: the connection is closed")]
+    Closed {
+        /// The other side.
         peer: String,
-        /// What was done.
-        doing: &'static str,
+    },
+    /// The other side did not send or take anything for too long.
+    #[error("{peer}: silent for {} s", deadline.as_secs())]
+    Silent {
+        /// The other side.
+        peer: String,
+        /// How long was waited.
+        deadline: Duration,
+    },
+    /// The connection failed.
+    #[error("{peer}: the connection failed")]
+    Io {
+        /// The other side.
+        peer: String,
         /// What the system says.
         source: io::Error,
     },
-    /// The other end is too slow, or says nothing.
-    #[error("{peer}: {doing} took longer than {} ms", after.as_millis())]
-    Timeout {
-        /// The other end.
+    /// The other side does not speak this protocol.
+    #[error("{peer}: {what}; is this an Emberflow process?")]
+    Garbage {
+        /// The other side.
         peer: String,
-        /// What was done.
-        doing: &'static str,
-        /// How long was waited.
-        after: Duration,
+        /// What it sent.
+        what: &'static str,
     },
-    /// The other end has ended the connection, or this end has, from another thread.
-    #[error("{peer}: the connection has ended")]
-    Closed {
-        /// The other end.
+    /// The other side has another token.
+    #[error("{peer}: it has another token; give both the same `token_file`")]
+    Token {
+        /// The other side.
         peer: String,
     },
-    /// The other end says what nobody should.
-    #[error("{peer}: malformed message")]
-    Malformed {
-        /// The other end.
-        peer: String,
-        /// What is wrong with it.
-        source: FrameFault,
-    },
-    /// The other end is another version of Emberflow.
-    #[error("{peer}: runs {theirs}, not {ours}; install the same version on all machines")]
-    Version {
-        /// The other end.
-        peer: String,
-        /// Its version.
-        theirs: String,
-        /// This version.
-        ours: String,
-    },
-    /// The other end does not know the token.
-    #[error("{peer}: has another token")]
-    WrongToken {
-        /// The other end.
-        peer: String,
-    },
-    /// The other end does not want this one.
-    #[error("{peer}: refused: {reason}")]
+    /// The other side let nobody in, and said why.
+    #[error("{peer} refuses: {reason}")]
     Refused {
-        /// The other end.
+        /// The other side.
         peer: String,
-        /// What it says.
+        /// Why.
         reason: String,
     },
-    /// Neither TLS nor consent to do without.
-    #[error("{address}: reaches other machines without TLS; configure TLS, or allow plain connections")]
+    /// Another machine, without TLS.
+    #[error(
+        "{address} is not on this machine and there is no TLS; set `tls_certificate`, `tls_key` and `tls_authority`, or \
+         `allow_plain: yes`"
+    )]
     Plain {
-        /// The address.
+        /// Where.
         address: String,
     },
-    /// TLS failed.
-    #[error("{peer}: TLS failed")]
-    Tls {
-        /// The other end.
-        peer: String,
-        /// What the library says.
-        source: rustls::Error,
+    /// No such address.
+    #[error("{address}: this is no address, such as trainer-1:7400")]
+    Address {
+        /// As given.
+        address: String,
+        /// What the system says.
+        source: io::Error,
     },
-    /// Certificates or keys cannot be used.
-    #[error("{}: not usable for TLS: {reason}", path.display())]
-    Pem {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
+    /// It cannot listen there.
+    #[error("{address}: cannot listen there")]
+    Listen {
+        /// Where.
+        address: String,
+        /// What the system says.
+        source: io::Error,
     },
-    /// A file cannot be read.
-    #[error("{}: cannot be read", path.display())]
+    /// A token or PEM file cannot be used.
+    #[error("{}: {reason}", file.display())]
     File {
         /// The file.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
+        file: PathBuf,
+        /// What is wrong with it.
+        reason: String,
     },
-    /// A token can be guessed.
-    #[error("a token of {length} characters can be guessed; take {} or more", crate::limits::TOKEN_BYTES)]
-    ShortToken {
+    /// There is no token.
+    #[error("there is no token; set `token_file` to a file with a secret of 16 bytes or more")]
+    NoToken,
+    /// TLS cannot be set up.
+    #[error("TLS cannot be set up: {reason}")]
+    Tls {
+        /// Why.
+        reason: String,
+    },
+    /// The system has no randomness to give.
+    #[error("no random numbers: {reason}")]
+    Random {
+        /// Why.
+        reason: String,
+    },
+    /// A message that is too long to be one.
+    #[error("{peer}: a message of {length} bytes, where at most {limit} are allowed")]
+    TooLong {
+        /// The other side.
+        peer: String,
         /// Its length.
-        length: usize,
+        length: u64,
+        /// What is allowed.
+        limit: u64,
     },
-    /// An address cannot be listened on, or is none.
-    #[error("{address}: cannot be used")]
-    Address {
-        /// The address.
-        address: String,
-        /// What the system says.
-        source: io::Error,
-    },
-    /// The system has no randomness.
-    #[error("the system gives no random numbers")]
-    Random,
 }
 
 impl Remedied for WireError {
     fn remedy(&self) -> Remedy {
         match self {
-            Self::Io { .. } | Self::Timeout { .. } | Self::Closed { .. } | Self::Refused { .. } => Remedy::TryAgain,
-            Self::Malformed { .. } | Self::Random => Remedy::ReportBug,
-            Self::Version { .. }
-            | Self::WrongToken { .. }
+            Self::Closed { .. } | Self::Silent { .. } | Self::Io { .. } | Self::Random { .. } => Remedy::TryAgain,
+            Self::Garbage { .. } | Self::TooLong { .. } | Self::Address { .. } => Remedy::FixCommand,
+            Self::Token { .. }
+            | Self::Refused { .. }
             | Self::Plain { .. }
-            | Self::Tls { .. }
-            | Self::Pem { .. }
+            | Self::Listen { .. }
             | Self::File { .. }
-            | Self::ShortToken { .. }
-            | Self::Address { .. } => Remedy::FixFile,
+            | Self::NoToken
+            | Self::Tls { .. } => Remedy::FixFile,
         }
     }
-}
-
-/// What an error of a socket means; those of TLS come wrapped in it.
-pub(super) fn classified(peer: &str, doing: &'static str, after: Duration, error: io::Error) -> WireError {
-    let peer = peer.to_owned();
-    match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => WireError::Timeout { peer, doing, after },
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
-            WireError::Closed { peer }
-        }
-        _ => match error.downcast::<rustls::Error>() {
-            Ok(source) => WireError::Tls { peer, source },
-            Err(source) => WireError::Io { peer, doing, source },
-        },
-    }
-}
-
-pub(super) fn tls_failed(peer: &str) -> impl Fn(rustls::Error) -> WireError + '_ {
-    |source| WireError::Tls { peer: peer.to_owned(), source }
 }

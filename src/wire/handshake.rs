@@ -1,231 +1,167 @@
-//! How two processes make sure of each other before anything else is said.
+//! Both sides show that they know the token, and neither tells it.
 //!
 //! ```text
-//!   caller                                    listener
-//!     ── HELLO: nonce, version, purpose ──▶
-//!     ◀────────── CHALLENGE: nonce, version ──
-//!     ── PROOF: HMAC("caller", both) ───────▶   knows the token, the purpose is the caller's
-//!     ◀── WELCOME: HMAC("listener", both) ───   or REFUSED: a reason, at any time
+//!   acceptor                              connector
+//!     challenge: versions, nonce a ──────▶
+//!     ◀────── answer: versions, nonce c, purpose, HMAC("connect", a, c, purpose)
+//!     welcome: HMAC("accept", c, a) ─────▶    or a refusal with its reason
 //! ```
 //!
-//! "both" is HELLO and CHALLENGE as they were sent: a proof is good for one conversation only,
-//! and for its purpose. The words of the two ends differ, so that none can be sent back to its
-//! author (RFC 2104 for HMAC; the scheme is that of SCRAM, RFC 5802, with a random secret).
+//! HMAC-SHA256 (RFC 2104). A message has two bytes of length, at most `limits::HANDSHAKE_BYTES`.
 
-use std::time::{Duration, Instant};
+use std::{
+    io,
+    time::{Duration, Instant},
+};
 
 use super::{
-    Token, WireError,
-    connection::Connection,
-    frame::{FrameFault, Label, PROTOCOL},
-    token::random,
+    WireError,
+    security::{Token, random},
+    stream::Stream,
 };
 use crate::limits;
 
-const HELLO: u8 = 1;
-const CHALLENGE: u8 = 2;
-const PROOF: u8 = 3;
-const WELCOME: u8 = 4;
-const REFUSED: u8 = 5;
+const GREETING: &[u8; 8] = b"emberfl1";
 
+/// This program's version; both sides must be of the same.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-const NONCE_BYTES: usize = 32;
 
-/// The caller's side: proves to know the token, and waits to be welcomed.
-pub(super) fn offer(connection: &Connection, token: &Token, purpose: &str, deadline: Instant) -> Result<(), WireError> {
-    let hello = introduction(purpose)?;
-    send(connection, HELLO, &hello, deadline)?;
-    let challenge = receive(connection, CHALLENGE, deadline)?;
-    same_version(connection, &challenge)?;
-    send(connection, PROOF, &token.prove(&[b"caller", &hello, &challenge]), deadline)?;
-    let welcome = receive(connection, WELCOME, deadline)?;
-    if token.proves(&[b"listener", &hello, &challenge], &welcome) {
-        Ok(())
-    } else {
-        Err(WireError::WrongToken { peer: connection.peer().to_owned() })
+const WELCOME: u8 = 1;
+const REFUSAL: u8 = 2;
+
+/// The accepting side; gives what the other side came for.
+pub(super) fn accept(stream: &Stream, peer: &str, token: &Token) -> Result<String, WireError> {
+    let talk = Talk::new(stream, peer);
+    let own = random()?;
+    talk.send(&[GREETING, &own, VERSION.as_bytes()])?;
+    let answer = talk.receive()?;
+    let mut answer = Fields { bytes: &answer, peer };
+    answer.expect(GREETING)?;
+    let (theirs, proof): ([u8; 32], [u8; 32]) = (answer.array()?, answer.array()?);
+    let (version, purpose) = (answer.text()?, answer.text()?);
+    if version != VERSION {
+        let reason = format!("this is version {VERSION}, that is version {version}");
+        talk.send(&[&[REFUSAL], reason.as_bytes()])?;
+        return Err(WireError::Refused { peer: "this side".to_owned(), reason });
     }
-}
-
-/// A caller that knows the token and waits for an answer.
-pub(super) struct Offer {
-    pub purpose: String,
-    welcome: [u8; 32],
-}
-
-/// The listener's side: finds out who calls and what for. Who is turned away is told why, if it
-/// speaks the protocol.
-pub(super) fn examine(connection: &Connection, token: &Token, deadline: Instant) -> Result<Offer, WireError> {
-    let offer = try_examine(connection, token, deadline);
-    if let Err(error) = &offer {
-        let reason = match error {
-            WireError::Version { theirs, ours, .. } => format!("this end runs {ours}, not {theirs}"),
-            WireError::WrongToken { .. } => "the token is another".to_owned(),
-            WireError::Timeout { .. } => "too slow".to_owned(),
-            _ => return offer,
-        };
-        // It may be gone by now.
-        let _ = refuse(connection, &reason);
+    if !token.is_proof(&proof, &[b"connect", &own, &theirs, purpose.as_bytes()]) {
+        talk.send(&[&[REFUSAL], b"another token"])?;
+        return Err(WireError::Token { peer: peer.to_owned() });
     }
-    offer
+    talk.send(&[&[WELCOME], &token.proof(&[b"accept", &theirs, &own])])?;
+    Ok(purpose)
 }
 
-fn try_examine(connection: &Connection, token: &Token, deadline: Instant) -> Result<Offer, WireError> {
-    let hello = receive(connection, HELLO, deadline)?;
-    let purpose = same_version(connection, &hello)?;
-    let challenge = introduction("")?;
-    send(connection, CHALLENGE, &challenge, deadline)?;
-    let proof = receive(connection, PROOF, deadline)?;
-    if !token.proves(&[b"caller", &hello, &challenge], &proof) {
-        return Err(WireError::WrongToken { peer: connection.peer().to_owned() });
-    }
-    Ok(Offer { purpose, welcome: token.prove(&[b"listener", &hello, &challenge]) })
-}
-
-/// Lets a caller in.
-pub(super) fn welcome(connection: &Connection, offer: &Offer) -> Result<(), WireError> {
-    send(connection, WELCOME, &offer.welcome, Instant::now() + limits::HANDSHAKE)
-}
-
-/// Tells a caller why it is not let in.
-pub(super) fn refuse(connection: &Connection, reason: &str) -> Result<(), WireError> {
-    let mut end = reason.len().min(limits::HANDSHAKE_BYTES);
-    while !reason.is_char_boundary(end) {
-        end -= 1;
-    }
-    send(connection, REFUSED, &reason.as_bytes()[..end], Instant::now() + limits::HANDSHAKE)
-}
-
-pub(super) fn other_protocol(peer: String, theirs: u16) -> WireError {
-    WireError::Version { peer, theirs: format!("protocol {theirs}"), ours: format!("{VERSION}, protocol {PROTOCOL}") }
-}
-
-/// A nonce, the version with its length, and a purpose.
-fn introduction(purpose: &str) -> Result<Vec<u8>, WireError> {
-    Ok([&random()?[..], &[VERSION.len() as u8], VERSION.as_bytes(), purpose.as_bytes()].concat())
-}
-
-/// The purpose of an introduction by the same version.
-fn same_version(connection: &Connection, introduction: &[u8]) -> Result<String, WireError> {
-    let peer = || connection.peer().to_owned();
-    let senseless = || WireError::Malformed { peer: peer(), source: FrameFault::Payload };
-    let rest = introduction.get(NONCE_BYTES..).ok_or_else(senseless)?;
-    let (length, rest) = rest.split_first().ok_or_else(senseless)?;
-    let (version, purpose) = rest.split_at_checked(*length as usize).ok_or_else(senseless)?;
-    if version != VERSION.as_bytes() {
-        let theirs = String::from_utf8_lossy(version).into_owned();
-        return Err(WireError::Version { peer: peer(), theirs, ours: VERSION.to_owned() });
-    }
-    String::from_utf8(purpose.to_vec()).map_err(|_| senseless())
-}
-
-fn send(connection: &Connection, kind: u8, payload: &[u8], deadline: Instant) -> Result<(), WireError> {
-    connection.send(Label { kind, ..Label::default() }, payload, left(deadline))
-}
-
-fn receive(connection: &Connection, kind: u8, deadline: Instant) -> Result<Vec<u8>, WireError> {
-    let frame = connection.receive(limits::HANDSHAKE_BYTES, left(deadline))?;
-    let peer = || connection.peer().to_owned();
-    match frame.label.kind {
-        found if found == kind => Ok(frame.payload),
-        REFUSED => {
-            Err(WireError::Refused { peer: peer(), reason: String::from_utf8_lossy(&frame.payload).into_owned() })
+/// The connecting side; `purpose` is what it comes for.
+pub(super) fn connect(stream: &Stream, peer: &str, token: &Token, purpose: &str) -> Result<(), WireError> {
+    let talk = Talk::new(stream, peer);
+    let challenge = talk.receive()?;
+    let mut challenge = Fields { bytes: &challenge, peer };
+    challenge.expect(GREETING)?;
+    let theirs: [u8; 32] = challenge.array()?;
+    let own = random()?;
+    let proof = token.proof(&[b"connect", &theirs, &own, purpose.as_bytes()]);
+    let version = [&[VERSION.len() as u8], VERSION.as_bytes()].concat();
+    let purpose = [&[purpose.len() as u8], purpose.as_bytes()].concat();
+    talk.send(&[GREETING, &own, &proof, &version, &purpose])?;
+    let verdict = talk.receive()?;
+    let mut verdict = Fields { bytes: &verdict, peer };
+    match verdict.array()? {
+        [WELCOME] if token.is_proof(&verdict.array()?, &[b"accept", &own, &theirs]) => Ok(()),
+        [WELCOME] => Err(WireError::Token { peer: peer.to_owned() }),
+        [REFUSAL] if verdict.bytes == b"another token" => Err(WireError::Token { peer: peer.to_owned() }),
+        [REFUSAL] => {
+            let reason = String::from_utf8_lossy(verdict.bytes).into_owned();
+            Err(WireError::Refused { peer: peer.to_owned(), reason })
         }
-        _ => Err(WireError::Malformed { peer: peer(), source: FrameFault::Payload }),
+        _ => Err(verdict.garbage("no answer to a handshake")),
     }
 }
 
-fn left(deadline: Instant) -> Duration {
-    deadline.saturating_duration_since(Instant::now())
+/// Short messages, within one deadline for all of them.
+struct Talk<'a> {
+    stream: &'a Stream,
+    peer: &'a str,
+    deadline: Instant,
 }
 
-#[cfg(test)]
-mod tests {
-    use std::{io::Write, os::unix::net::UnixStream, thread};
-
-    use super::*;
-    use crate::wire::{channel::Channel, frame::Header, socket::Socket};
-
-    const SHORT: Duration = Duration::from_millis(100);
-
-    fn pair() -> (Connection, Connection) {
-        let (one, other) = UnixStream::pair().unwrap();
-        let connection = |socket| Connection::new(Channel::plain(Socket::Unix(socket)), "peer".to_owned());
-        (connection(one), connection(other))
+impl<'a> Talk<'a> {
+    fn new(stream: &'a Stream, peer: &'a str) -> Self {
+        Self { stream, peer, deadline: Instant::now() + limits::HANDSHAKE }
     }
 
-    fn soon() -> Instant {
-        Instant::now() + Duration::from_secs(10)
+    fn send(&self, parts: &[&[u8]]) -> Result<(), WireError> {
+        let message = parts.concat();
+        let framed = [&(message.len() as u16).to_le_bytes()[..], &message].concat();
+        let sent = self.stream.set_write_deadline(self.left()).and_then(|()| self.stream.write_all(&framed));
+        sent.map_err(|error| self.failed(error))
     }
 
-    #[test]
-    fn those_who_know_the_token_meet() {
-        let (caller, listener) = pair();
-        let token = Token::random().unwrap();
-        let same = token.clone();
-        let calling = thread::spawn(move || offer(&caller, &same, "rank 3 of 4", soon()));
-        let offer = examine(&listener, &token, soon()).unwrap();
-        assert_eq!(offer.purpose, "rank 3 of 4");
-        welcome(&listener, &offer).unwrap();
-        calling.join().unwrap().unwrap();
+    fn receive(&self) -> Result<Vec<u8>, WireError> {
+        let mut length = [0; 2];
+        self.read(&mut length)?;
+        let length = usize::from(u16::from_le_bytes(length));
+        if length > limits::HANDSHAKE_BYTES {
+            return Err(WireError::Garbage { peer: self.peer.to_owned(), what: "no handshake begins so" });
+        }
+        let mut message = vec![0; length];
+        self.read(&mut message)?;
+        Ok(message)
     }
 
-    #[test]
-    fn a_caller_with_another_token_is_told() {
-        let (caller, listener) = pair();
-        let calling = thread::spawn(move || offer(&caller, &Token::random().unwrap(), "", soon()));
-        let error = examine(&listener, &Token::random().unwrap(), soon()).err().unwrap();
-        assert!(matches!(error, WireError::WrongToken { .. }), "{error}");
-        let error = calling.join().unwrap().unwrap_err();
-        assert!(matches!(&error, WireError::Refused { reason, .. } if reason.contains("token")), "{error}");
+    /// A peer that sends byte by byte does not get more time.
+    fn read(&self, mut bytes: &mut [u8]) -> Result<(), WireError> {
+        while !bytes.is_empty() {
+            self.stream.set_read_deadline(self.left()).map_err(|error| self.failed(error))?;
+            match self.stream.read(bytes) {
+                Ok(0) => return Err(WireError::Closed { peer: self.peer.to_owned() }),
+                Ok(count) => bytes = &mut bytes[count..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.failed(error)),
+            }
+        }
+        Ok(())
     }
 
-    #[test]
-    fn a_listener_without_the_token_is_found_out() {
-        let (caller, listener) = pair();
-        let calling = thread::spawn(move || offer(&caller, &Token::random().unwrap(), "", soon()));
-        receive(&listener, HELLO, soon()).unwrap();
-        send(&listener, CHALLENGE, &introduction("").unwrap(), soon()).unwrap();
-        let proof = receive(&listener, PROOF, soon()).unwrap();
-        // Sending the caller's own proof back does not help either.
-        send(&listener, WELCOME, &proof, soon()).unwrap();
-        let error = calling.join().unwrap().unwrap_err();
-        assert!(matches!(error, WireError::WrongToken { .. }), "{error}");
+    fn left(&self) -> Duration {
+        // Zero would mean no deadline.
+        self.deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
     }
 
-    #[test]
-    fn other_versions_are_told_apart() {
-        let (caller, listener) = pair();
-        let hello = [&[0; NONCE_BYTES][..], &[3], b"0.0", b"purpose"].concat();
-        send(&caller, HELLO, &hello, soon()).unwrap();
-        let error = examine(&listener, &Token::random().unwrap(), soon()).err().unwrap();
-        assert!(matches!(&error, WireError::Version { theirs, .. } if theirs == "0.0"), "{error}");
-        let error = receive(&caller, CHALLENGE, soon()).unwrap_err();
-        assert!(error.to_string().contains(VERSION), "{error}");
+    fn failed(&self, source: io::Error) -> WireError {
+        super::connection::failure(self.peer, limits::HANDSHAKE, source)
+    }
+}
+
+/// The fields of a message, from its beginning on.
+struct Fields<'a> {
+    bytes: &'a [u8],
+    peer: &'a str,
+}
+
+impl Fields<'_> {
+    fn garbage(&self, what: &'static str) -> WireError {
+        WireError::Garbage { peer: self.peer.to_owned(), what }
     }
 
-    /// Says these bytes to a listener, which must find the fault and answer or not.
-    fn check_stranger(bytes: &[u8], expected: fn(&WireError) -> bool, answered: bool) {
-        let (mut stranger, socket) = UnixStream::pair().unwrap();
-        let listener = Connection::new(Channel::plain(Socket::Unix(socket)), "peer".to_owned());
-        stranger.write_all(bytes).unwrap();
-        let error = examine(&listener, &Token::random().unwrap(), Instant::now() + SHORT).err().unwrap();
-        assert!(expected(&error), "{error}");
-        drop(listener);
-        let stranger = Connection::new(Channel::plain(Socket::Unix(stranger)), "peer".to_owned());
-        let refused = receive(&stranger, CHALLENGE, soon()).unwrap_err();
-        assert_eq!(matches!(refused, WireError::Refused { .. }), answered, "{refused}");
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
+        let Some((field, rest)) = self.bytes.split_first_chunk() else {
+            return Err(self.garbage("a handshake that is too short"));
+        };
+        self.bytes = rest;
+        Ok(*field)
     }
 
-    #[test]
-    fn strangers_are_sent_away() {
-        let too_long = Header { label: Label { kind: HELLO, ..Label::default() }, length: 600 }.encode();
-        let mut other = too_long;
-        other[4] = 77;
-        let malformed = |error: &WireError| matches!(error, WireError::Malformed { .. });
-        check_stranger(b"GET / HTTP/1.0\r\n\r\n", malformed, false);
-        check_stranger(&too_long, malformed, false);
-        check_stranger(&other, |error| matches!(error, WireError::Version { .. }), true);
-        check_stranger(b"", |error| matches!(error, WireError::Timeout { .. }), true);
-        check_stranger(&other[..4], |error| matches!(error, WireError::Timeout { .. }), true);
+    fn expect(&mut self, greeting: &[u8; 8]) -> Result<(), WireError> {
+        if self.array()? == *greeting { Ok(()) } else { Err(self.garbage("no handshake begins so")) }
+    }
+
+    fn text(&mut self) -> Result<String, WireError> {
+        let [length] = self.array()?;
+        let Some((text, rest)) = self.bytes.split_at_checked(usize::from(length)) else {
+            return Err(self.garbage("a handshake that is too short"));
+        };
+        self.bytes = rest;
+        String::from_utf8(text.to_vec()).map_err(|_| self.garbage("a handshake that is no text"))
     }
 }

@@ -1,36 +1,23 @@
-//! Connections between the processes of a fleet: framed, authenticated, with deadlines.
+//! Connections between Emberflow's processes: frames of bounded length, between peers that have
+//! both shown that they know the run's token, encrypted where they leave the machine.
 //!
 //! ```text
-//!   connect ──▶ socket ──▶ channel (TLS?) ──▶ handshake: token, versions, purpose ──▶ Connection
-//!                 TCP, or Unix on one machine                  ▲
-//!   Listener ──▶ a thread for each caller ────────────────────┘──▶ Incoming: welcome or refuse
+//!   connect ──TCP [TLS]──▶ listener: challenge, answer, welcome (`handshake`) ──▶ Connection ◀── accept
+//!
+//!   Connection: send and receive, from two threads if need be; every wait has a deadline
 //! ```
-//!
-//! # Invariants
-//!
-//! * Nothing waits for ever: each call has a deadline.
-//! * Who does not know the token gets a few hundred bytes of attention and no allocation.
-//! * A frame's length is checked before memory is taken for it.
-//! * The token itself is never sent.
 
-mod address;
-mod channel;
 mod connection;
 mod error;
 mod frame;
 mod handshake;
 mod listener;
 mod security;
-mod socket;
-#[cfg(test)]
-pub(crate) mod testing;
-mod token;
+mod stream;
+mod tls;
 
-pub use address::Address;
-pub(crate) use channel::Channel;
 pub use connection::{Connection, connect};
 pub use error::WireError;
-pub use frame::{Frame, FrameFault, HEADER_BYTES, Header, Label};
-pub use listener::{Incoming, Listener};
-pub use security::{Security, TlsFiles};
-pub use token::Token;
+pub use frame::{Header, Kind};
+pub use listener::Listener;
+pub use security::{Security, Tls, Token};

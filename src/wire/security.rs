@@ -1,150 +1,159 @@
-//! Who may talk, and whether it is encrypted.
+//! Who may connect: whoever knows the token; from another machine, through TLS.
 
-use std::{
-    fs,
-    net::IpAddr,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{fmt, fs, net::IpAddr, path::Path, sync::Arc};
 
-use rustls::{
-    ClientConfig, RootCertStore, ServerConfig,
-    crypto::ring,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
-    server::{NoServerSessionStorage, WebPkiClientVerifier},
-    version::TLS13,
-};
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
 
-use super::{Token, WireError};
+use super::{WireError, tls};
 
-/// What a process needs to talk to others, and asks of them.
+/// What two processes must have in common to talk.
 #[derive(Clone, Debug)]
 pub struct Security {
-    pub(super) token: Token,
-    pub(super) tls: Option<Tls>,
-    pub(super) allow_plain: bool,
+    /// The secret of the run.
+    pub token: Token,
+    /// Encryption, and who the other side is.
+    pub tls: Option<Tls>,
+    /// Whether other machines may do without TLS.
+    pub allow_plain: bool,
 }
 
-/// PEM files for TLS. Both ends of a connection show a certificate that the authority signed;
-/// that of the end that was connected to names its host.
-#[derive(Clone, Debug)]
-pub struct TlsFiles {
-    /// This machine's certificate, then those between it and the authority's.
-    pub certificates: PathBuf,
-    /// The key of this machine's certificate.
-    pub key: PathBuf,
-    /// The authority's certificate.
-    pub authority: PathBuf,
-}
-
-/// TLS for connections in both directions.
-#[derive(Clone, Debug)]
-pub(super) struct Tls {
-    pub client: Arc<ClientConfig>,
-    pub server: Arc<ServerConfig>,
-}
-
-impl Security {
-    /// A token alone: connections stay on this machine.
-    pub fn local(token: Token) -> Self {
-        Self { token, tls: None, allow_plain: false }
-    }
-
-    /// A token, TLS if there are files for it, and without them the consent to send rows'
-    /// gradients to other machines in the clear.
-    pub fn new(token: Token, tls: Option<&TlsFiles>, allow_plain: bool) -> Result<Self, WireError> {
-        Ok(Self { token, tls: tls.map(Tls::load).transpose()?, allow_plain })
-    }
-
-    /// Refuses to reach another machine in the clear.
-    pub(super) fn check(&self, ip: IpAddr, address: &str) -> Result<(), WireError> {
-        if self.tls.is_some() || self.allow_plain || ip.to_canonical().is_loopback() {
-            return Ok(());
-        }
-        Err(WireError::Plain { address: address.to_owned() })
-    }
+/// TLS in both roles; both sides show a certificate of the same authority.
+#[derive(Clone)]
+pub struct Tls {
+    pub(super) client: Arc<rustls::ClientConfig>,
+    pub(super) server: Arc<rustls::ServerConfig>,
 }
 
 impl Tls {
-    fn load(files: &TlsFiles) -> Result<Self, WireError> {
-        let chain = certificates(&files.certificates)?;
-        let key = PrivateKeyDer::from_pem_slice(&read(&files.key)?).map_err(unusable(&files.key))?;
-        let mut authority = RootCertStore::empty();
-        for certificate in certificates(&files.authority)? {
-            authority.add(certificate).map_err(unusable(&files.authority))?;
+    /// From PEM files: the certificate chain, its key, and the authority of the other side's.
+    pub fn from_files(certificate: &Path, key: &Path, authority: &Path) -> Result<Self, WireError> {
+        tls::from_files(certificate, key, authority)
+    }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tls")
+    }
+}
+
+/// A secret that a run and its executors share.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(Vec<u8>);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
+    }
+}
+
+/// Bytes of a secret at least: fewer can be tried out.
+const TOKEN_BYTES: usize = 16;
+
+impl Token {
+    /// A new one.
+    pub fn random() -> Result<Self, WireError> {
+        Ok(Self(hex(&random()?).into_bytes()))
+    }
+
+    /// What a file holds, without blanks around it.
+    pub fn from_file(file: &Path) -> Result<Self, WireError> {
+        let unusable = |reason: String| WireError::File { file: file.to_owned(), reason };
+        let text = fs::read(file).map_err(|error| unusable(error.to_string()))?;
+        let text = text.trim_ascii();
+        if text.len() < TOKEN_BYTES {
+            return Err(unusable(format!("a token has {TOKEN_BYTES} bytes or more, this one has {}", text.len())));
         }
-        let authority = Arc::new(authority);
-        let provider = Arc::new(ring::default_provider());
+        Ok(Self(text.to_vec()))
+    }
 
-        let callers = WebPkiClientVerifier::builder_with_provider(Arc::clone(&authority), Arc::clone(&provider))
-            .build()
-            .map_err(unusable(&files.authority))?;
-        let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
-            .with_protocol_versions(&[&TLS13])
-            .map_err(unusable(&files.certificates))?
-            .with_client_cert_verifier(callers)
-            .with_single_cert(chain.clone(), key.clone_key())
-            .map_err(unusable(&files.certificates))?;
-        // Connections last; there is nothing to resume.
-        server.send_tls13_tickets = 0;
-        server.session_storage = Arc::new(NoServerSessionStorage {});
+    /// From `to_text`.
+    pub fn from_text(text: &str) -> Self {
+        Self(text.as_bytes().to_vec())
+    }
 
-        let mut client = ClientConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&TLS13])
-            .map_err(unusable(&files.certificates))?
-            .with_root_certificates(authority)
-            .with_client_auth_cert(chain, key)
-            .map_err(unusable(&files.certificates))?;
-        client.resumption = rustls::client::Resumption::disabled();
-        Ok(Self { client: Arc::new(client), server: Arc::new(server) })
+    /// For a child process.
+    pub fn to_text(&self) -> String {
+        String::from_utf8_lossy(&self.0).into_owned()
+    }
+
+    /// Shows that the token is known, without telling it.
+    pub(super) fn proof(&self, parts: &[&[u8]]) -> [u8; 32] {
+        self.mac(parts).map_or([0; 32], |mac| mac.finalize().into_bytes().into())
+    }
+
+    /// Whether a proof is one; takes the same time whichever byte is wrong.
+    pub(super) fn is_proof(&self, proof: &[u8; 32], parts: &[&[u8]]) -> bool {
+        self.mac(parts).is_some_and(|mac| mac.verify_slice(proof).is_ok())
+    }
+
+    fn mac(&self, parts: &[&[u8]]) -> Option<Hmac<Sha256>> {
+        // Takes keys of any length.
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).ok()?;
+        for part in parts {
+            mac.update(&(part.len() as u64).to_le_bytes());
+            mac.update(part);
+        }
+        Some(mac)
     }
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, WireError> {
-    let bytes = read(path)?;
-    let found: Vec<_> = CertificateDer::pem_slice_iter(&bytes).collect::<Result<_, _>>().map_err(unusable(path))?;
-    if found.is_empty() {
-        return Err(WireError::Pem { path: path.to_owned(), reason: "no certificate in it".to_owned() });
+impl Security {
+    /// For processes of this machine.
+    pub fn plain(token: Token) -> Self {
+        Self { token, tls: None, allow_plain: false }
     }
-    Ok(found)
+
+    /// Refuses another machine that would be spoken to in the open.
+    pub(super) fn check(&self, address: &str, ip: IpAddr) -> Result<(), WireError> {
+        let fits = self.tls.is_some() || self.allow_plain || ip.is_loopback();
+        if fits { Ok(()) } else { Err(WireError::Plain { address: address.to_owned() }) }
+    }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, WireError> {
-    fs::read(path).map_err(|source| WireError::File { path: path.to_owned(), source })
+pub(super) fn random() -> Result<[u8; 32], WireError> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(|error| WireError::Random { reason: error.to_string() })?;
+    Ok(bytes)
 }
 
-/// For libraries whose errors have many types.
-fn unusable<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> WireError + '_ {
-    |error| WireError::Pem { path: path.to_owned(), reason: error.to_string() }
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::testing;
 
     #[test]
-    fn other_machines_need_tls_or_consent() {
-        let token = || Token::random().unwrap();
-        let away: IpAddr = "10.0.0.1".parse().unwrap();
-        let here: IpAddr = "::ffff:127.0.0.1".parse().unwrap();
-        let local = Security::local(token());
-        assert!(matches!(local.check(away, "a:1"), Err(WireError::Plain { .. })));
-        local.check(here, "a:1").unwrap();
-        Security::new(token(), None, true).unwrap().check(away, "a:1").unwrap();
-        testing::tls().check(away, "a:1").unwrap();
+    fn tokens_are_told_apart_and_not_shown() {
+        let (one, other) = (Token::random().unwrap(), Token::random().unwrap());
+        assert_ne!(one, other);
+        let proof = one.proof(&[b"a", b"b"]);
+        assert!(one.is_proof(&proof, &[b"a", b"b"]));
+        assert!(Token::from_text(&one.to_text()).is_proof(&proof, &[b"a", b"b"]));
+        assert!(!other.is_proof(&proof, &[b"a", b"b"]));
+        assert!(!one.is_proof(&proof, &[b"ab", b""]));
+        assert_eq!(format!("{:?}", Security::plain(one)), "Security { token: Token, tls: None, allow_plain: false }");
     }
 
     #[test]
-    fn files_that_are_no_certificates_are_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let good = testing::tls_files(folder.path());
-        let check = |files: TlsFiles, named: &Path| {
-            let error = Security::new(Token::random().unwrap(), Some(&files), false).unwrap_err();
-            assert!(error.to_string().contains(named.to_str().unwrap()), "{error}");
-        };
-        check(TlsFiles { certificates: good.key.clone(), ..good.clone() }, &good.key);
-        check(TlsFiles { key: good.authority.clone(), ..good.clone() }, &good.authority);
-        check(TlsFiles { authority: "/nowhere".into(), ..good }, Path::new("/nowhere"));
+    fn a_short_token_is_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "  short\n").unwrap();
+        let error = Token::from_file(file.path()).unwrap_err().to_string();
+        assert!(error.contains("16 bytes or more, this one has 5"), "{error}");
+        fs::write(file.path(), "0123456789abcdef\n").unwrap();
+        assert_eq!(Token::from_file(file.path()).unwrap(), Token::from_text("0123456789abcdef"));
+    }
+
+    #[test]
+    fn other_machines_need_tls() {
+        let security = Security::plain(Token::from_text("x"));
+        assert!(security.check("here", [127, 0, 0, 1].into()).is_ok());
+        let error = security.check("there:1", [10, 0, 0, 1].into()).unwrap_err().to_string();
+        assert!(error.starts_with("there:1 is not on this machine and there is no TLS"), "{error}");
+        assert!(Security { allow_plain: true, ..security }.check("there", [10, 0, 0, 1].into()).is_ok());
     }
 }

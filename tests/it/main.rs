@@ -15,6 +15,7 @@ mod learn;
 mod pipeline;
 mod query;
 mod run;
+mod server;
 mod storage;
 mod strategies;
 mod training;

@@ -511,6 +511,16 @@ fn models() {
                 "26:13 [best] `best` is measured on rows held out, and none are | hold rows out: `validation: 0.1`",
             ),
             (
+                "sync: { parameter_server: { servers: 0, mode: async, staleness: 3 } }",
+                "26:44 [0] expected 1 to 64 servers\n\
+                 26:71 [3] `staleness` is for `mode: bounded` | leave it out, or add that",
+            ),
+            (
+                "sync: { parameter_server: { mode: bounded, staleness: 17 } }\n      compression: { top_k: 0.1 }",
+                "26:63 [17] expected 0 to 16 steps\n\
+                 27:20 [{ top_k: 0.1 }] `top_k` is for `sync: all_reduce` | use `compression: bf16`, or leave it out",
+            ),
+            (
                 "early_stopping: { patience: 0, min_delta: -1 }",
                 "26:35 [0] expected at least one epoch\n26:49 [-1] expected 0 or more",
             ),

@@ -100,7 +100,8 @@ fn every_strategy_resumes_to_the_last_bit() {
         let (_world, prepared) = prepared(&format!("{train}, checkpoint_steps: 2, validation: 0.2, epochs: 3"), FILES);
         let whole = prepared.train(3);
         for after in [1, 2, 5] {
-            let stop = |number: usize, _: &_| if number == after { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+            let stop =
+                |number: usize, _: &_| if number == after { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
             let stopped = prepared.train_watched(3, None, &stop);
             assert!(stopped.errors().iter().all(|error| matches!(error, LearnError::Interrupted)), "{train}");
             let resumed = prepared.train_watched(3, stopped.checkpoints.last(), &|_, _| ControlFlow::Continue(()));

@@ -199,12 +199,25 @@ impl Prepared {
         resume: Option<&Checkpoint>,
         watch: &(dyn Fn(usize, &Checkpoint) -> ControlFlow<()> + Sync),
     ) -> Outcome {
-        let stops: Vec<Arc<AtomicBool>> = (0..executors).map(|_| Arc::default()).collect();
-        let counts: Vec<AtomicU64> = (0..executors).map(|_| AtomicU64::new(0)).collect();
+        self.train_tampered(executors, resume, watch, &|_, step| step)
+    }
+
+    /// The same with every rank's step as `tamper` makes it.
+    pub(crate) fn train_tampered(
+        &self,
+        executors: u32,
+        resume: Option<&Checkpoint>,
+        watch: &(dyn Fn(usize, &Checkpoint) -> ControlFlow<()> + Sync),
+        tamper: &(dyn Fn(&dyn Communicator, Box<dyn Step>) -> Box<dyn Step> + Sync),
+    ) -> Outcome {
+        let world = executors + learn::servers(&self.model.train);
+        let stops: Vec<Arc<AtomicBool>> = (0..world).map(|_| Arc::default()).collect();
+        let counts: Vec<AtomicU64> = (0..world).map(|_| AtomicU64::new(0)).collect();
         let told = Mutex::new((Vec::new(), Vec::new()));
         let run = |mut comm: Box<dyn Communicator>| {
             let rank = comm.rank();
-            let mut step = Counted { step: self.step(), count: &counts[rank.0 as usize] };
+            let step = tamper(comm.as_ref(), self.step());
+            let mut step = Counted { step, count: &counts[rank.0 as usize] };
             let control = Control { stop: Arc::clone(&stops[rank.0 as usize]), regroup: Arc::default() };
             let mut state = resume.cloned().unwrap_or_default();
             let mut watcher = Watcher { told: &told, watch, stop: &stops[executors as usize / 2] };
@@ -212,7 +225,7 @@ impl Prepared {
             let feed = self.feed(rank, executors);
             train_rank(&self.job(), &control, &feed, &mut step, comm.as_mut(), observer, &mut state)
         };
-        let comms = learn::in_process(executors, Duration::from_mins(1));
+        let comms = learn::in_process(world, Duration::from_mins(1));
         let ranks = thread::scope(|scope| {
             let threads: Vec<_> = comms.into_iter().map(|comm| scope.spawn(|| run(comm))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()

@@ -113,7 +113,13 @@ impl Feed {
         Self { inner: Arc::new(Inner { source, steps, budget, loads, owned }), runtime: Handle::current() }
     }
 
+    /// How the rows are dealt.
+    pub fn partitions(&self) -> &Partitions {
+        &self.inner.source.plan.partitions
+    }
+
     /// The feed of the same rows for other partitions; what is decoded of those that stay is kept.
+    #[must_use]
     pub fn owning(&self, mut owned: Vec<PartitionId>) -> Self {
         owned.sort_unstable();
         let before = &self.inner.owned;

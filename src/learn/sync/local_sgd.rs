@@ -3,7 +3,7 @@
 //!
 //! What is averaged is the change since the last average, weighted by the rows behind it, and the
 //! optimizer's buffers with it; so at an average all ranks hold the same state. An outer momentum
-//! takes the averaged change as a gradient (Nesterov's; Douillard et al., "DiLoCo", 2023).
+//! takes the averaged change as a gradient (Nesterov's; Douillard et al., "`DiLoCo`", 2023).
 
 use std::{mem, time::Instant};
 

@@ -11,32 +11,46 @@
 
 mod all_reduce;
 mod local_sgd;
+mod parameter_server;
+mod parts;
 mod reducer;
 mod sharded;
 
 use std::time::Instant;
 
-use self::{all_reduce::AllReduce, local_sgd::LocalSgd, sharded::Sharded};
-use super::{Checkpoint, Communicator, LearnError, Phases, Step, optimizer};
+pub use self::parameter_server::Staleness;
+use self::{all_reduce::AllReduce, local_sgd::LocalSgd, parts::Parts, sharded::Sharded};
+use super::{Checkpoint, Communicator, Control, LearnError, Phases, Step, optimizer};
 use crate::{
     data::StepPlan,
     ids::Rank,
-    pipeline::{TrainPlan, spec::SyncStrategy},
+    limits,
+    pipeline::{
+        TrainPlan,
+        spec::{ServerMode, SyncStrategy},
+    },
 };
 
 /// A strategy at work, one per rank.
 pub(super) trait Strategy: Send {
-    /// Takes a step's gradients, and brings parameters up to date.
+    /// Takes a step's gradients, and brings parameters up to date. On a server that works while
+    /// others are between two meetings: all steps to the next one; `at.step` is then the last of them.
     fn step(&mut self, at: &mut At<'_>) -> Result<Taken, LearnError>;
 
     /// Makes rank 0's state whole, for a checkpoint; called on all ranks after a `Taken::Updated`.
     fn settle(&mut self, comm: &mut dyn Communicator, state: &mut Checkpoint) -> Result<(), LearnError>;
+
+    /// How old parameters were, where that differs and this rank measures it.
+    fn staleness(&self) -> Option<Staleness> {
+        None
+    }
 }
 
 /// A step of this rank, forward and backward done.
 pub(super) struct At<'a> {
     pub plan: &'a TrainPlan,
     pub steps: &'a StepPlan,
+    pub control: &'a Control,
     /// Within the epoch, from 0.
     pub step: u64,
     pub account: Account,
@@ -68,16 +82,44 @@ pub(super) struct Votes {
     pub regroup: bool,
 }
 
+impl Votes {
+    pub fn any(self) -> bool {
+        self.stop || self.regroup
+    }
+}
+
 /// The strategy of a plan. What it keeps of `state` for itself it takes out.
 pub(super) fn strategy(plan: &TrainPlan, comm: &dyn Communicator, state: &mut Checkpoint) -> Box<dyn Strategy> {
     match plan.sync {
         SyncStrategy::AllReduce { batches } => Box::new(AllReduce::new(batches, plan.compression)),
-        SyncStrategy::Sharded {} => Box::new(Sharded::new(comm, plan.compression, state)),
+        SyncStrategy::Sharded {} => {
+            let parts = Parts::of_all(comm, state.parameters.len());
+            Box::new(Sharded::new(parts, comm.rank(), plan.compression, state))
+        }
         SyncStrategy::LocalSgd { steps, outer_momentum, outer_learning_rate } => {
             Box::new(LocalSgd::new(steps, outer_momentum, outer_learning_rate, plan.compression))
         }
-        // Still to come.
-        SyncStrategy::ParameterServer { .. } => Box::new(AllReduce::new(1, plan.compression)),
+        SyncStrategy::ParameterServer { servers, mode, staleness } => {
+            let parts = Parts::of_servers(comm, servers, state.parameters.len());
+            let ahead = match mode {
+                ServerMode::Sync => return Box::new(Sharded::new(parts, comm.rank(), plan.compression, state)),
+                ServerMode::Async => limits::STEPS_AHEAD,
+                ServerMode::Bounded => staleness.unwrap_or(limits::STALENESS),
+            };
+            if parts.only_owns(comm.rank()) {
+                Box::new(parameter_server::Server::new(parts, u64::from(ahead), plan, comm, state))
+            } else {
+                Box::new(parameter_server::Worker::new(parts, comm, plan.compression, state))
+            }
+        }
+    }
+}
+
+/// Ranks behind the executors that hold parameters and compute no gradients.
+pub fn servers(plan: &TrainPlan) -> u32 {
+    match plan.sync {
+        SyncStrategy::ParameterServer { servers, .. } => servers,
+        _ => 0,
     }
 }
 
@@ -91,7 +133,7 @@ pub(super) fn initial_moments(plan: &TrainPlan, parameters: usize) -> Vec<Vec<f3
 }
 
 /// Whether every rank's state is whole after a failure, so that any of them can go on with it.
-pub(super) fn survives(strategy: SyncStrategy) -> bool {
+pub fn survives(strategy: SyncStrategy) -> bool {
     matches!(strategy, SyncStrategy::AllReduce { .. } | SyncStrategy::LocalSgd { .. })
 }
 
@@ -163,6 +205,18 @@ impl At<'_> {
     fn closes(&self, count: u64) -> bool {
         let next = self.step + 1;
         next == self.steps.steps() || next.is_multiple_of(count.max(1))
+    }
+
+    /// The step, counted from 1, before which no rank may pass without all others: the next one
+    /// with a checkpoint, or the last.
+    fn next_meeting(&self) -> u64 {
+        let steps = self.steps.steps();
+        let begin = u64::from(self.state.epoch) * steps;
+        match self.plan.checkpoint_steps {
+            Some(every) => ((begin + self.state.step) / every.max(1) + 1) * every.max(1) - begin,
+            None => steps,
+        }
+        .min(steps)
     }
 
     /// Exchanges accounts since the state's step, and checks that all rows are there.

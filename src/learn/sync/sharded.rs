@@ -1,18 +1,23 @@
-//! Each rank owns the update of its part of the parameters: gradients are reduce-scattered, the
-//! part is updated, parameters are all-gathered (Rajbhandari et al., "ZeRO", 2020, stage 1). The
-//! optimizer's memory falls by the number of ranks.
+//! Each owner updates its part of the parameters alone: gradients are summed at the owners, parts
+//! are updated, parameters go to all (Rajbhandari et al., "ZeRO", 2020, stage 1). The optimizer's
+//! memory is spread over the owners.
+//!
+//! Every rank is an owner, or further ranks are: parameter servers that move in step (Li et al.,
+//! "Scaling distributed machine learning with the parameter server", 2014).
 
-use std::{mem, ops::Range, time::Instant};
+use std::time::Instant;
 
-use super::{At, Strategy, Taken, all_finite, gradient_scale, multiply, reducer::Reducer, sum_of_squares};
+use super::{
+    At, Strategy, Taken, all_finite, gradient_scale, multiply, parts::Parts, reducer::Reducer, sum_of_squares,
+};
 use crate::{
     ids::Rank,
-    learn::{Checkpoint, Communicator, LearnError, Wire, optimizer, shard},
+    learn::{Checkpoint, Communicator, LearnError, optimizer},
     pipeline::spec::Compression,
 };
 
 pub(super) struct Sharded {
-    own: Range<usize>,
+    parts: Parts,
     reducer: Reducer,
     /// The optimizer's buffers of the own part.
     moments: Vec<Vec<f32>>,
@@ -20,23 +25,21 @@ pub(super) struct Sharded {
 
 impl Sharded {
     /// Takes the own part of the optimizer's buffers out of the state, and frees the rest.
-    pub fn new(comm: &dyn Communicator, compression: Compression, state: &mut Checkpoint) -> Self {
-        let own = shard(comm.rank(), comm.world_size(), state.parameters.len());
-        let moments = mem::take(&mut state.moments);
-        let moments = moments.into_iter().map(|moment| moment[own.clone()].to_vec()).collect();
-        Self { own, reducer: Reducer::new(compression), moments }
+    pub fn new(parts: Parts, rank: Rank, compression: Compression, state: &mut Checkpoint) -> Self {
+        Self { parts, reducer: Reducer::new(compression), moments: parts.take_moments(rank, state) }
     }
 }
 
 impl Strategy for Sharded {
     fn step(&mut self, at: &mut At<'_>) -> Result<Taken, LearnError> {
+        let own = self.parts.of(at.comm.rank());
         let total = at.agree(&at.account.clone())?;
         if let Some(rank) = total.not_finite {
             return Ok(Taken::NotFinite(rank));
         }
         let started = Instant::now();
-        at.comm.reduce_scatter_sum(at.gradients, self.reducer.wire())?;
-        let gradients = &mut at.gradients[self.own.clone()];
+        self.parts.sum(at.comm, at.gradients, self.reducer.wire())?;
+        let gradients = &mut at.gradients[own.clone()];
         // Each sees its own part only.
         let mut seen = [f64::from(!all_finite(gradients)), sum_of_squares(gradients)];
         if seen[0] > 0.0 {
@@ -50,43 +53,21 @@ impl Strategy for Sharded {
         let started = Instant::now();
         multiply(gradients, gradient_scale(total.rows, at.plan.clip_norm, || seen[1].sqrt()));
         let learning_rate = at.learning_rate(0);
-        let gradients = &at.gradients[self.own.clone()];
+        let gradients = &at.gradients[own.clone()];
         let Checkpoint { parameters, updates, .. } = &mut *at.state;
-        let own = &mut parameters[self.own.clone()];
-        optimizer::update(at.plan, learning_rate, *updates, own, gradients, &mut self.moments);
+        optimizer::update(at.plan, learning_rate, *updates, &mut parameters[own], gradients, &mut self.moments);
         let updated = Instant::now();
-        at.comm.all_gather(parameters, Wire::F32)?;
+        self.parts.share(at.comm, parameters)?;
         at.phases.communicate_s += updated.elapsed().as_secs_f64();
-        at.replica.write_parameters(parameters);
+        if !self.parts.only_owns(at.comm.rank()) {
+            at.replica.write_parameters(parameters);
+        }
         at.advance(1, &total);
         at.phases.update_s += (updated - started).as_secs_f64();
         Ok(Taken::Updated(total.votes))
     }
 
-    /// Gives rank 0 all parts; the others need no memory for them.
     fn settle(&mut self, comm: &mut dyn Communicator, state: &mut Checkpoint) -> Result<(), LearnError> {
-        let (world, length) = (comm.world_size(), state.parameters.len());
-        state.moments.clear();
-        for own in &self.moments {
-            if comm.rank() != Rank(0) {
-                comm.send(Rank(0), own)?;
-                continue;
-            }
-            let (mut whole, mut part) = (vec![0.0; length], Vec::new());
-            whole[self.own.clone()].copy_from_slice(own);
-            for rank in (1..world).map(Rank) {
-                comm.receive(rank, &mut part)?;
-                let place = shard(rank, world, length);
-                if part.len() != place.len() {
-                    let (got, expected) = (part.len(), place.len());
-                    let mismatch = crate::learn::CommError::Mismatch { operation: "receive", rank, got, expected };
-                    return Err(mismatch.into());
-                }
-                whole[place].copy_from_slice(&part);
-            }
-            state.moments.push(whole);
-        }
-        // A rank that is done with its training may leave only once all are.
-        Ok(comm.barrier()?)
+        self.parts.gather_moments(comm, &self.moments, state)
     }
 }

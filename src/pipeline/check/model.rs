@@ -7,7 +7,7 @@ use crate::{
         plan::{FeaturePlan, ModelPlan, NetPlan, Optimizer, PartitionPlan, TrainPlan},
         spec::{
             Activation, Compression, FeatureSpec, Keep, Loss, Missing, ModelSpec, OptimizerKind, PartitionBy,
-            PartitionSpec, Scale, Schedule, Spread, SyncStrategy, TrainSpec,
+            PartitionSpec, Scale, Schedule, ServerMode, Spread, SyncStrategy, TrainSpec,
         },
     },
 };
@@ -199,9 +199,15 @@ impl Checker<'_> {
                 self.require(batches >= 1, &at("all_reduce", "batches"), "expected at least one step", "");
             }
             SyncStrategy::Sharded {} => {}
-            SyncStrategy::ParameterServer { servers, .. } => {
+            SyncStrategy::ParameterServer { servers, mode, staleness } => {
                 let path = at("parameter_server", "servers");
                 self.require((1..=MAX_SERVERS).contains(&servers), &path, "expected 1 to 64 servers", "");
+                let path = at("parameter_server", "staleness");
+                let bounded = mode == ServerMode::Bounded || staleness.is_none();
+                self.require(bounded, &path, "`staleness` is for `mode: bounded`", "leave it out, or add that");
+                let message = format!("expected 0 to {} steps", limits::STEPS_AHEAD);
+                let fits = staleness.is_none_or(|steps| steps <= limits::STEPS_AHEAD);
+                self.require(fits, &path, &message, "");
             }
             SyncStrategy::LocalSgd { steps, outer_momentum, outer_learning_rate } => {
                 self.require(steps >= 1, &at("local_sgd", "steps"), "expected at least one step", "");
