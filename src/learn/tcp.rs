@@ -247,8 +247,8 @@ impl Shared {
         let mut payload = Vec::new();
         loop {
             match connection.receive(&mut payload) {
-                // A quiet peer is not a lost one.
-                Err(WireError::Silent { .. }) => {}
+                // A quiet peer is not a lost one; but who has left need not wait for it.
+                Err(WireError::Silent { .. }) if self.state().failure.is_none() => {}
                 Ok(header) if header.generation == self.generation.0 => self.put(peer, header, &mut payload),
                 Ok(_) | Err(_) => break,
             }
@@ -732,13 +732,17 @@ impl Drop for Tcp {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{learn::comm::conformance, wire::Token};
+    use crate::{
+        learn::comm::conformance,
+        wire::{Token, testing},
+    };
 
     fn make_with(security: &Security, world: u32, deadline: Duration) -> Vec<Box<dyn Communicator>> {
         let listeners: Vec<_> = (0..world).map(|_| Listener::bind("127.0.0.1:0", security).unwrap()).collect();
-        // Half of the pairs over TCP, the others over sockets of this machine.
+        // Half of the pairs over TCP, the others over sockets of this machine; with TLS, all over it.
         let address = |(rank, listener): (usize, &Listener)| {
-            if rank % 2 == 0 { listener.address() } else { listener.host_and_port().to_owned() }
+            let local = rank % 2 == 0 && security.tls.is_none();
+            if local { listener.address() } else { listener.host_and_port().to_owned() }
         };
         let peers: Vec<String> = listeners.iter().enumerate().map(address).collect();
         let peers = &peers;
@@ -757,6 +761,12 @@ mod tests {
     #[test]
     fn it_conforms() {
         let security = Security::plain(Token::random().unwrap());
+        conformance::check(&move |world, deadline| make_with(&security, world, deadline));
+    }
+
+    #[test]
+    fn it_conforms_through_tls() {
+        let security = testing::tls();
         conformance::check(&move |world, deadline| make_with(&security, world, deadline));
     }
 

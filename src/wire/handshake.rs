@@ -165,3 +165,51 @@ impl Fields<'_> {
         String::from_utf8(text.to_vec()).map_err(|_| self.garbage("a handshake that is no text"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{os::unix::net::UnixStream, thread};
+
+    use super::*;
+
+    fn pair() -> (Stream, Stream) {
+        let (one, other) = UnixStream::pair().unwrap();
+        (Stream::Unix(one), Stream::Unix(other))
+    }
+
+    /// Says this to a side that accepts, once it has sent its challenge.
+    fn check_answer(parts: &[&[u8]], expected: &str) {
+        let (stream, stranger) = pair();
+        let token = Token::random().unwrap();
+        let accepting = thread::spawn(move || accept(&stream, "peer", &token));
+        let talk = Talk::new(&stranger, "peer");
+        talk.receive().unwrap();
+        talk.send(parts).unwrap();
+        let error = accepting.join().unwrap().unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+
+    #[test]
+    fn answers_that_make_no_sense_are_refused() {
+        check_answer(&[b"GET / HTTP/1.0\r\n\r\n"], "no handshake begins so");
+        check_answer(&[&[b'x'; 600]], "no handshake begins so");
+        check_answer(&[GREETING, &[0; 63]], "too short");
+        check_answer(&[GREETING, &[0; 64], &[9], b"0.0"], "too short");
+        check_answer(&[GREETING, &[0; 64], &[1], b"\xff", &[0]], "no text");
+        check_answer(&[GREETING, &[0; 64], &[3], b"0.0", &[0]], "that is version 0.0");
+        check_answer(&[GREETING, &[0; 64], &[VERSION.len() as u8], VERSION.as_bytes(), &[0]], "another token");
+    }
+
+    #[test]
+    fn a_listener_that_does_not_know_the_token_is_found_out() {
+        let (stream, impostor) = pair();
+        let connecting = thread::spawn(move || connect(&stream, "peer", &Token::random().unwrap(), "talk"));
+        let talk = Talk::new(&impostor, "peer");
+        talk.send(&[GREETING, &[7; 32], VERSION.as_bytes()]).unwrap();
+        let answer = talk.receive().unwrap();
+        // The other side's own proof does not help.
+        talk.send(&[&[WELCOME], &answer[40..72]]).unwrap();
+        let error = connecting.join().unwrap().unwrap_err();
+        assert!(matches!(error, WireError::Token { .. }), "{error}");
+    }
+}

@@ -186,3 +186,127 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::wire::{Header, Kind, Token, connect, testing};
+
+    const PATIENCE: Duration = Duration::from_mins(1);
+    const SHORT: Duration = Duration::from_millis(100);
+
+    fn plain() -> Security {
+        Security::plain(Token::random().unwrap())
+    }
+
+    /// Runs a check over each kind of stream; it gets both ends of a connection.
+    fn everywhere(check: fn(Connection, Connection)) {
+        for (security, local) in [(plain(), false), (plain(), true), (testing::tls(), false)] {
+            let listener = Listener::bind("127.0.0.1:0", &security).unwrap();
+            let address = if local { listener.address() } else { listener.host_and_port().to_owned() };
+            let one = connect(&address, &security, "talk").unwrap();
+            let other = listener.accept(PATIENCE).unwrap();
+            assert_eq!(other.purpose(), "talk");
+            check(one, other);
+        }
+    }
+
+    #[test]
+    fn both_ends_talk_at_the_same_time() {
+        everywhere(|one, other| {
+            let payload: Vec<u8> = (0..limits::FRAME_BYTES).map(|index| index as u8).collect();
+            thread::scope(|scope| {
+                for end in [&one, &other] {
+                    let payload = &payload;
+                    let header = Header::plain(Kind::Chunk, payload.len());
+                    scope.spawn(move || (0..50).for_each(|_| end.send(header, payload).unwrap()));
+                    scope.spawn(move || {
+                        let mut found = Vec::new();
+                        for _ in 0..50 {
+                            end.receive(&mut found).unwrap();
+                            assert!(found == *payload);
+                        }
+                    });
+                }
+            });
+            drop(one);
+            assert!(matches!(other.receive(&mut Vec::new()), Err(WireError::Closed { .. })));
+        });
+    }
+
+    #[test]
+    fn a_silent_peer_ends_in_a_timeout_and_may_speak_later() {
+        everywhere(|one, other| {
+            let (one, mut found) = (one.set_deadline(SHORT).unwrap(), Vec::new());
+            let error = one.receive(&mut found).unwrap_err();
+            assert!(matches!(error, WireError::Silent { .. }), "{error}");
+            other.send(Header::plain(Kind::Control, 4), b"late").unwrap();
+            let one = one.set_deadline(PATIENCE).unwrap();
+            one.receive(&mut found).unwrap();
+            assert_eq!(found, b"late");
+        });
+    }
+
+    #[test]
+    fn a_peer_that_stops_reading_ends_in_a_timeout() {
+        everywhere(|one, _other| {
+            let one = one.set_deadline(SHORT).unwrap();
+            let payload = vec![0; 64 << 20];
+            let error = one.send(Header::plain(Kind::Chunk, payload.len()), &payload).unwrap_err();
+            assert!(matches!(error, WireError::Silent { .. }), "{error}");
+        });
+    }
+
+    #[test]
+    fn another_thread_ends_a_blocked_read() {
+        everywhere(|one, _other| {
+            let one = one.set_deadline(PATIENCE).unwrap();
+            thread::scope(|scope| {
+                let reading = scope.spawn(|| one.receive(&mut Vec::new()));
+                one.close();
+                let error = reading.join().unwrap().unwrap_err();
+                assert!(matches!(error, WireError::Closed { .. }), "{error}");
+            });
+        });
+    }
+
+    #[test]
+    fn absurd_lengths_are_refused() {
+        everywhere(|one, other| {
+            one.send(Header { length: u32::MAX, ..Header::plain(Kind::Chunk, 0) }, &[]).unwrap();
+            let mut found = Vec::new();
+            assert!(matches!(other.receive(&mut found), Err(WireError::TooLong { .. })));
+            assert_eq!(found.capacity(), 0);
+        });
+    }
+
+    #[test]
+    fn strangers_hold_up_nobody() {
+        let security = plain();
+        let listener = Listener::bind("127.0.0.1:0", &security).unwrap();
+        let address = listener.host_and_port();
+        let silent: Vec<_> = (0..50).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let mut rude = TcpStream::connect(address).unwrap();
+        rude.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+        let error = connect(address, &plain(), "").err().unwrap();
+        assert!(matches!(error, WireError::Token { .. }), "{error}");
+        connect(address, &security, "welcome").unwrap();
+        assert_eq!(listener.accept(PATIENCE).unwrap().purpose(), "welcome");
+        assert!(listener.accept(Duration::ZERO).is_none());
+        drop(silent);
+    }
+
+    #[test]
+    fn tls_lets_in_only_those_of_its_authority() {
+        let security = testing::tls();
+        let listener = Listener::bind("127.0.0.1:0", &security).unwrap();
+        let same_token = Security { token: security.token.clone(), ..testing::tls() };
+        assert!(connect(listener.host_and_port(), &same_token, "").is_err());
+        assert!(connect(listener.host_and_port(), &Security { tls: None, ..security.clone() }, "").is_err());
+        connect(listener.host_and_port(), &security, "").unwrap();
+        let by_name = format!("localhost:{}", listener.host_and_port().rsplit(':').next().unwrap());
+        connect(&by_name, &security, "").unwrap();
+    }
+}

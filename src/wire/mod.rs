@@ -14,6 +14,8 @@ mod handshake;
 mod listener;
 mod security;
 mod stream;
+#[cfg(test)]
+pub(crate) mod testing;
 mod tls;
 
 pub use connection::{Connection, connect};
