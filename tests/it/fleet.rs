@@ -45,7 +45,8 @@ impl Bench {
     fn args<'a>(&self, out: &str, more: &[&'a str]) -> Vec<String> {
         let file = self.path("pipeline.yaml").display().to_string();
         let out = format!("out={}", self.path(out).display());
-        let mut args = vec!["run".to_owned(), file, "--param".to_owned(), out, "--output".to_owned(), "json".to_owned()];
+        let mut args =
+            vec!["run".to_owned(), file, "--param".to_owned(), out, "--output".to_owned(), "json".to_owned()];
         args.extend(more.iter().map(|more| (*more).to_owned()));
         args
     }
@@ -138,7 +139,8 @@ fn processes_come_to_what_threads_come_to_over_unequal_and_empty_files() {
 fn a_run_goes_on_without_the_one_that_it_loses() {
     let bench = Bench::new(&[4000], "executors: 4, min_executors: 2", "epochs: 30");
     bench.run("whole", &[]).expect(0);
-    let driver = bench.spawn("lossy", &["--launcher", "local", "--events", &bench.path("events").display().to_string()]);
+    let driver =
+        bench.spawn("lossy", &["--launcher", "local", "--events", &bench.path("events").display().to_string()]);
     let trained = || fs::read_to_string(bench.path("events")).unwrap_or_default().contains("\"epoch\":2,");
     until("an epoch", || trained().then_some(()));
     let before = executors(&driver);

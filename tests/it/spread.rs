@@ -6,7 +6,6 @@ use arrow::array::{ArrayRef, Float32Array, Int64Array};
 use emberflow::{
     ids::Rank,
     learn::{self, Communicator, LearnError, Parts, SharedComm},
-    pipeline::spec::Spread,
 };
 
 use crate::{
