@@ -23,6 +23,10 @@ pub const LEASE_EXPIRY: Duration = Duration::from_secs(10);
 /// honest step (a wide model on a busy CPU, a cold read of a row group) takes seconds.
 pub const COLLECTIVE: Duration = Duration::from_mins(5);
 
+/// What an epoch must gain by it before a slow rank hands partitions over: sums are then taken in
+/// another order, and short epochs are worth more the same to the last digit.
+pub const REBALANCING: Duration = Duration::from_secs(1);
+
 /// Between two signs of life of a driver or an executor.
 pub const ALIVE: Duration = Duration::from_secs(1);
 

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     ids::{PartitionId, Rank},
+    limits,
     pipeline::{PartitionPlan, spec::PartitionBy},
 };
 
@@ -115,9 +116,10 @@ impl Partitions {
         self.partitions.iter().map(|partition| partition.train_rows).collect()
     }
 
-    /// Other owners, where they would bring the slowest rank's time down by a tenth or more;
-    /// `s_per_row` is what a row takes each rank. The largest partition first, each to the rank
-    /// that is done with it first (Graham 1969, on machines of unlike speed).
+    /// Other owners, where they would bring the slowest rank's time down by a tenth or more, and by
+    /// `limits::REBALANCING` at least; `s_per_row` is what a row takes each rank. The largest
+    /// partition first, each to the rank that is done with it first (Graham 1969, on machines of
+    /// unlike speed).
     pub fn rebalanced(&self, owners: &[usize], s_per_row: &[f64]) -> Option<Vec<usize>> {
         let weights = self.weights();
         let slowest = |owners: &[usize]| {
@@ -134,7 +136,8 @@ impl Partitions {
             rows[first] += weights[partition];
             better[partition] = first;
         }
-        (slowest(&better) < WORTH * slowest(owners)).then_some(better)
+        let (now_s, then_s) = (slowest(owners), slowest(&better));
+        (then_s < WORTH * now_s && now_s - then_s >= limits::REBALANCING.as_secs_f64()).then_some(better)
     }
 }
 
@@ -401,6 +404,7 @@ mod tests {
         let partitions = Partitions { partitions: [100; 8].map(partition).to_vec(), validation: 0.0, seed: 0 };
         let owners = partitions.owners(2);
         assert_eq!(partitions.rebalanced(&owners, &[1.0, 1.05]), None, "not worth it");
+        assert_eq!(partitions.rebalanced(&owners, &[1e-4, 3e-4]), None, "soon over");
         let better = partitions.rebalanced(&owners, &[1.0, 3.0]).unwrap();
         assert_eq!((owned(&better, Rank(0)).len(), owned(&better, Rank(1)).len()), (6, 2));
         assert_eq!(partitions.rebalanced(&better, &[1.0, 3.0]), None);

@@ -159,6 +159,7 @@ pub fn train_rank(
         feed: feed.clone(),
         owners,
         workers: workers as usize,
+        s_per_row: vec![0.0; workers as usize],
         compute_s_before: 0.0,
         gradients: vec![0.0; step.parameters()],
         step,
@@ -207,6 +208,8 @@ struct Trainer<'a, 'o> {
     owners: Vec<usize>,
     /// Ranks that own partitions: the first so many.
     workers: usize,
+    /// What a row took each worker; 0 before it is known.
+    s_per_row: Vec<f64>,
     /// What this rank had computed when the running epoch began.
     compute_s_before: f64,
     step: &'a mut dyn Step,
@@ -375,11 +378,16 @@ impl Trainer<'_, '_> {
         self.comm.all_reduce_sum_f64(&mut bucket)?;
         let paces: &[[f64; 2]] = bucket.as_chunks().0;
         let [rows, compute_s] = paces.iter().fold([0.0; 2], |[rows, s], pace| [rows + pace[0], s + pace[1]]);
-        // One without rows is taken for an ordinary one.
+        // One without rows is taken for an ordinary one, though not at once if it was slow.
         let mean = compute_s / f64::max(rows, 1.0);
-        let s_per_row = paces.iter().map(|[rows, compute_s]| if *rows > 0.0 { compute_s / rows } else { mean });
-        let s_per_row: Vec<f64> = s_per_row.collect();
-        if let Some(owners) = self.feed.partitions().rebalanced(&self.owners, &s_per_row) {
+        for (s_per_row, [rows, compute_s]) in self.s_per_row.iter_mut().zip(paces) {
+            *s_per_row = match (*rows > 0.0, *s_per_row) {
+                (true, _) => compute_s / rows,
+                (false, 0.0) => mean,
+                (false, before) => f64::midpoint(before, mean),
+            };
+        }
+        if let Some(owners) = self.feed.partitions().rebalanced(&self.owners, &self.s_per_row) {
             self.feed = self.feed.owning(data::owned(&owners, self.comm.rank()));
             self.owners = owners;
         }

@@ -1,6 +1,12 @@
 //! Who may connect: whoever knows the token; from another machine, through TLS.
 
-use std::{fmt, fs, net::IpAddr, path::Path, sync::Arc};
+use std::{
+    fmt::{self, Write},
+    fs,
+    net::IpAddr,
+    path::Path,
+    sync::Arc,
+};
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
@@ -119,7 +125,10 @@ pub(super) fn random() -> Result<[u8; 32], WireError> {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 #[cfg(test)]

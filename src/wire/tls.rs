@@ -7,6 +7,7 @@ use std::{
     fs,
     io::{self, Read, Write},
     net::TcpStream,
+    ops::Range,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -19,6 +20,9 @@ use rustls::{
 };
 
 use super::{Tls, WireError};
+
+/// Bytes taken off a socket at once: a few records.
+const SOCKET_BYTES: usize = 1 << 16;
 
 pub(super) fn from_files(certificate: &Path, key: &Path, authority: &Path) -> Result<Tls, WireError> {
     let tls = |error: &dyn std::fmt::Display| WireError::Tls { reason: error.to_string() };
@@ -64,10 +68,19 @@ fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, WireError> 
     }
 }
 
+/// What came off the socket and is still to be decrypted: a session takes no more while decrypted
+/// bytes wait to be read from it.
+struct Incoming {
+    encrypted: Vec<u8>,
+    left: Range<usize>,
+}
+
 /// An encrypted stream.
 pub(super) struct TlsStream {
     tcp: TcpStream,
     session: Mutex<Connection>,
+    /// Held by whoever receives.
+    incoming: Mutex<Incoming>,
     /// Held by whoever sends, so that records go out in the order in which they were made.
     sending: Mutex<()>,
 }
@@ -88,7 +101,8 @@ impl TlsStream {
         while session.is_handshaking() {
             session.complete_io(&mut &tcp)?;
         }
-        Ok(Self { tcp, session: Mutex::new(session), sending: Mutex::new(()) })
+        let incoming = Incoming { encrypted: vec![0; SOCKET_BYTES], left: 0..0 };
+        Ok(Self { tcp, session: Mutex::new(session), incoming: Mutex::new(incoming), sending: Mutex::new(()) })
     }
 
     pub fn tcp(&self) -> &TcpStream {
@@ -100,22 +114,22 @@ impl TlsStream {
     }
 
     pub fn read(&self, bytes: &mut [u8]) -> io::Result<usize> {
-        let mut encrypted = vec![0; 1 << 14];
+        let mut incoming = self.incoming.lock().unwrap_or_else(PoisonError::into_inner);
+        let Incoming { encrypted, left } = &mut *incoming;
         loop {
-            match self.session().reader().read(bytes) {
+            let mut session = self.session();
+            match session.reader().read(bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 result => return result,
             }
-            let count = (&self.tcp).read(&mut encrypted)?;
-            let mut session = self.session();
-            let mut left = &encrypted[..count];
-            loop {
-                session.read_tls(&mut left)?;
-                session.process_new_packets().map_err(io::Error::other)?;
-                if left.is_empty() {
-                    break;
-                }
+            if left.start == left.end {
+                drop(session);
+                *left = 0..(&self.tcp).read(encrypted)?;
+                session = self.session();
             }
+            // At the end of the stream there is nothing, which tells the session so.
+            left.start += session.read_tls(&mut &encrypted[left.clone()])?;
+            session.process_new_packets().map_err(io::Error::other)?;
         }
     }
 

@@ -9,10 +9,10 @@ use std::{
 
 use emberflow::{
     ids::Rank,
-    learn::{AbortHandle, Checkpoint, CommError, Communicator, LearnError, Step},
+    learn::{AbortHandle, Checkpoint, CommError, LearnError},
 };
 
-use crate::training::{Outcome, Prepared, World, bits, losses};
+use crate::training::{Outcome, Pass, Prepared, World, bits, go_on, losses, on};
 
 const NET: &str = "features: [{ columns: [\"f*\"] }], hidden: [5], latent: 2";
 /// Files of very unequal size, one of them empty.
@@ -33,10 +33,6 @@ fn prepared(sync: &str, train: &str, files: &[usize]) -> (World, Prepared) {
     (world, prepared)
 }
 
-fn go_on(_number: usize, _checkpoint: &Checkpoint) -> ControlFlow<()> {
-    ControlFlow::Continue(())
-}
-
 fn last_loss(outcome: &Outcome) -> f64 {
     outcome.trained().history.last().unwrap().loss
 }
@@ -50,72 +46,6 @@ fn assert_rows(prepared: &Prepared, outcome: &Outcome, executors: u32, case: &st
         let own: u64 = owned.iter().map(|id| prepared.partitions.partitions[id.0 as usize].train_rows).sum();
         assert!(trained.rows_per_epoch.iter().all(|rows| *rows == own), "{case}, rank {rank}");
     }
-}
-
-/// A step that does something else before a pass.
-struct Tampered<F> {
-    step: Box<dyn Step>,
-    pass: u64,
-    before: F,
-}
-
-/// What becomes of a pass.
-enum Pass {
-    Good,
-    NotFinite,
-    Fails,
-}
-
-impl<F: FnMut(u64, &[f32]) -> Pass + Send> Step for Tampered<F> {
-    fn parameters(&self) -> usize {
-        self.step.parameters()
-    }
-
-    fn read_parameters(&self, out: &mut [f32]) {
-        self.step.read_parameters(out);
-    }
-
-    fn write_parameters(&mut self, parameters: &[f32]) {
-        self.step.write_parameters(parameters);
-    }
-
-    fn gradients(&mut self, x: &[f32], rows: usize, gradients: &mut [f32]) -> Result<f64, LearnError> {
-        let pass = (self.before)(self.pass, x);
-        self.pass += 1;
-        let loss = self.step.gradients(x, rows, gradients)?;
-        match pass {
-            Pass::Good => Ok(loss),
-            Pass::NotFinite => {
-                gradients[0] = f32::NAN;
-                Ok(loss)
-            }
-            Pass::Fails => Err(LearnError::Device { source: "pulled the plug".into() }),
-        }
-    }
-
-    fn loss(&mut self, x: &[f32], rows: usize) -> Result<f64, LearnError> {
-        self.step.loss(x, rows)
-    }
-
-    fn encode(
-        &mut self,
-        x: &[f32],
-        rows: usize,
-        embeddings: &mut Vec<f32>,
-        errors: Option<&mut Vec<f32>>,
-    ) -> Result<(), LearnError> {
-        self.step.encode(x, rows, embeddings, errors)
-    }
-}
-
-/// `step`, but on one rank `before` is called with the number of each pass and its rows.
-fn on(
-    rank: u32,
-    comm: &dyn Communicator,
-    step: Box<dyn Step>,
-    before: impl FnMut(u64, &[f32]) -> Pass + Send + 'static,
-) -> Box<dyn Step> {
-    if comm.rank() == Rank(rank) { Box::new(Tampered { step, pass: 0, before }) } else { step }
 }
 
 #[test]

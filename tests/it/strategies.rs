@@ -1,10 +1,10 @@
 //! How ranks keep one model, strategy by strategy, within the test's process.
 
-use std::ops::ControlFlow;
+use std::{ops::ControlFlow, thread, time::Duration};
 
 use emberflow::learn::LearnError;
 
-use crate::training::{Outcome, Prepared, World, bits, losses};
+use crate::training::{Outcome, Pass, Prepared, World, bits, go_on, losses, on};
 
 const NET: &str = "features: [{ columns: [\"f*\"] }], hidden: [5], latent: 2";
 /// Files of very unequal size, one of them empty.
@@ -108,4 +108,22 @@ fn every_strategy_resumes_to_the_last_bit() {
             assert_eq!(bits(&resumed.trained().parameters), bits(&whole.trained().parameters), "{train}, {after}");
         }
     }
+}
+
+#[test]
+fn a_slow_executor_hands_partitions_over() {
+    let (_world, prepared) = prepared("epochs: 3", &[400]);
+    let even = prepared.train(2);
+    let outcome = prepared.train_tampered(2, None, &go_on, &|comm, step| {
+        on(1, comm, step, |_, x| {
+            thread::sleep(Duration::from_millis(10) * (x.len() / 3) as u32);
+            Pass::Good
+        })
+    });
+    let rows: Vec<_> = outcome.ranks.iter().map(|rank| rank.as_ref().unwrap().rows_per_epoch.clone()).collect();
+    assert_eq!(rows[1][0], 200);
+    assert!(rows[1][1] < 100 && rows[1][2] < 100, "{rows:?}");
+    assert!((0..3).all(|epoch| rows[0][epoch] + rows[1][epoch] == 400), "{rows:?}");
+    // The same rows make the same steps, whoever computes them.
+    assert_near(&outcome, &even, 1e-4, "handed over");
 }

@@ -333,3 +333,74 @@ impl Step for Counted<'_> {
         self.step.encode(x, rows, embeddings, errors)
     }
 }
+
+/// Lets a training go on, whatever it tells.
+pub(crate) fn go_on(_number: usize, _checkpoint: &Checkpoint) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+/// A step that does something else before a pass.
+struct Tampered<F> {
+    step: Box<dyn Step>,
+    pass: u64,
+    before: F,
+}
+
+/// What becomes of a pass.
+pub(crate) enum Pass {
+    Good,
+    NotFinite,
+    Fails,
+}
+
+impl<F: FnMut(u64, &[f32]) -> Pass + Send> Step for Tampered<F> {
+    fn parameters(&self) -> usize {
+        self.step.parameters()
+    }
+
+    fn read_parameters(&self, out: &mut [f32]) {
+        self.step.read_parameters(out);
+    }
+
+    fn write_parameters(&mut self, parameters: &[f32]) {
+        self.step.write_parameters(parameters);
+    }
+
+    fn gradients(&mut self, x: &[f32], rows: usize, gradients: &mut [f32]) -> Result<f64, LearnError> {
+        let pass = (self.before)(self.pass, x);
+        self.pass += 1;
+        let loss = self.step.gradients(x, rows, gradients)?;
+        match pass {
+            Pass::Good => Ok(loss),
+            Pass::NotFinite => {
+                gradients[0] = f32::NAN;
+                Ok(loss)
+            }
+            Pass::Fails => Err(LearnError::Device { source: "pulled the plug".into() }),
+        }
+    }
+
+    fn loss(&mut self, x: &[f32], rows: usize) -> Result<f64, LearnError> {
+        self.step.loss(x, rows)
+    }
+
+    fn encode(
+        &mut self,
+        x: &[f32],
+        rows: usize,
+        embeddings: &mut Vec<f32>,
+        errors: Option<&mut Vec<f32>>,
+    ) -> Result<(), LearnError> {
+        self.step.encode(x, rows, embeddings, errors)
+    }
+}
+
+/// `step`, but on one rank `before` is called with the number of each pass and its rows.
+pub(crate) fn on(
+    rank: u32,
+    comm: &dyn Communicator,
+    step: Box<dyn Step>,
+    before: impl FnMut(u64, &[f32]) -> Pass + Send + 'static,
+) -> Box<dyn Step> {
+    if comm.rank() == Rank(rank) { Box::new(Tampered { step, pass: 0, before }) } else { step }
+}
