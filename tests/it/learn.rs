@@ -111,7 +111,8 @@ fn a_resumed_training_goes_on_bit_for_bit() {
                 let case = format!("{train}, {executors} executors, from checkpoint {from}");
                 assert_eq!(bits(&resumed.trained().parameters), expected, "{case}");
                 assert_eq!(losses(&resumed.trained().history), losses(&whole.trained().history), "{case}");
-                assert_eq!(resumed.checkpoints.len(), count - from - 1, "{case}");
+                // A training that was done keeps its state once more: whoever should have may be gone.
+                assert_eq!(resumed.checkpoints.len(), (count - from - 1).max(1), "{case}");
                 for (got, expected) in resumed.checkpoints.iter().zip(&whole.checkpoints[from + 1..]) {
                     assert_eq!(state(got), state(expected), "{case}");
                 }

@@ -168,7 +168,7 @@ fn keys() {
     check(&[("models:", "modells:")], "18:1 [modells] unknown key `modells` | did you mean `models`?");
     check(
         &[("executors: 2", "cores: 2")],
-        "8:3 [cores] unknown key `cores` | the keys here are `executors`, `device`, `memory` and `seed`",
+        "8:3 [cores] unknown key `cores` | the keys here are `executors`, `launcher`, `min_executors`, `max_executors`, `device`, `memory` and `seed`",
     );
     check(
         &[("  ds: {", "  ds: { tpye: date,")],

@@ -23,7 +23,7 @@ use crate::{limits, storage::Location};
 const MAX_EXECUTORS: u32 = 1024;
 
 /// Tables that every SQL session has.
-const RESERVED_TABLES: [&str; 3] = ["runs", "run_metrics", "epochs"];
+const RESERVED_TABLES: [&str; 4] = ["runs", "run_metrics", "epochs", "ranks"];
 
 /// Columns that an embedding table has of its own.
 const RESERVED_COLUMNS: [&str; 2] = ["embedding", "reconstruction_error"];
@@ -106,7 +106,7 @@ impl Checker<'_> {
         let least = limits::MIN_MEMORY_BYTES;
         let help = format!("give it at least {}MiB", least >> 20);
         self.require(memory_bytes >= least, &path, "too little memory to hold a few batches", &help);
-        let (min, max) = (run.min_executors.unwrap_or(run.executors), run.max_executors.unwrap_or(run.executors));
+        let (min, max) = (run.min_executors.unwrap_or(run.executors.max(1)), run.max_executors.unwrap_or(run.executors));
         let fits = (1..=run.executors.max(1)).contains(&min);
         self.require(fits, &["run", "min_executors"], "expected 1 up to the number of `executors`", "");
         let fits = (run.executors..=MAX_EXECUTORS).contains(&max);
