@@ -325,7 +325,7 @@ async fn get_ready(storage: &Storage, work: &WorkKind) -> Result<Ready, RunError
         WorkKind::Embed(work) => {
             let dataset = Arc::new(Dataset::open(storage, &work.dataset).await?);
             let model = Arc::new(Model::load(storage, &work.model).await?);
-            Ok(Ready::Embed { work: Box::new(work.clone()), dataset, model })
+            Ok(Ready::Embed { work: work.clone(), dataset, model })
         }
     }
 }

@@ -66,7 +66,7 @@ pub(super) struct Work {
 #[serde(rename_all = "snake_case")]
 pub(super) enum WorkKind {
     Train(Box<TrainWork>),
-    Embed(EmbedWork),
+    Embed(Box<EmbedWork>),
 }
 
 /// The encoding of one table.

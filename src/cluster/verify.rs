@@ -217,7 +217,7 @@ fn compare(
         executors,
         synchronous,
         largest_difference,
-        last_difference: differences.last().unwrap_or_default(),
+        last_difference: differences.clone().next_back().unwrap_or_default(),
         rows_per_s: rows as f64 / elapsed_s.max(f64::MIN_POSITIVE),
         bytes_per_step: bytes as f64 / steps.max(1) as f64,
         staleness_mean: staleness.map(|staleness| staleness.mean()),

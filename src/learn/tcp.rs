@@ -543,7 +543,7 @@ impl Tcp {
         };
         let all = |state: &mut State| {
             let all_here = (0..world).all(|rank| here(state, rank));
-            all_here.then(|| state.inboxes.iter_mut().map(|inbox| inbox.frame()).collect::<Vec<_>>())
+            all_here.then(|| state.inboxes.iter_mut().map(Inbox::frame).collect::<Vec<_>>())
         };
         let came = self.shared.wait(purpose.name, all, |state, rank| !here(state, rank))?;
         let mut brought = Vec::with_capacity(world);

@@ -36,7 +36,7 @@ pub(super) fn accept(stream: &Stream, peer: &str, token: &Token) -> Result<Strin
     talk.send(&[GREETING, &own, VERSION.as_bytes()])?;
     let answer = talk.receive()?;
     let mut answer = Fields { bytes: &answer, peer };
-    answer.expect(GREETING)?;
+    answer.expect(*GREETING)?;
     let (theirs, proof): ([u8; 32], [u8; 32]) = (answer.array()?, answer.array()?);
     let (version, purpose) = (answer.text()?, answer.text()?);
     if version != VERSION {
@@ -57,7 +57,7 @@ pub(super) fn connect(stream: &Stream, peer: &str, token: &Token, purpose: &str)
     let talk = Talk::new(stream, peer);
     let challenge = talk.receive()?;
     let mut challenge = Fields { bytes: &challenge, peer };
-    challenge.expect(GREETING)?;
+    challenge.expect(*GREETING)?;
     let theirs: [u8; 32] = challenge.array()?;
     let own = random()?;
     let proof = token.proof(&[b"connect", &theirs, &own, purpose.as_bytes()]);
@@ -152,8 +152,8 @@ impl Fields<'_> {
         Ok(*field)
     }
 
-    fn expect(&mut self, greeting: &[u8; 8]) -> Result<(), WireError> {
-        if self.array()? == *greeting { Ok(()) } else { Err(self.garbage("no handshake begins so")) }
+    fn expect(&mut self, greeting: [u8; 8]) -> Result<(), WireError> {
+        if self.array()? == greeting { Ok(()) } else { Err(self.garbage("no handshake begins so")) }
     }
 
     fn text(&mut self) -> Result<String, WireError> {

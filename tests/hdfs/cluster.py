@@ -12,7 +12,7 @@ line on stdin and answers each with one line:
 It ends, and stops what it started, at the end of stdin: also when its parent is killed.
 Needs java (JDK 17) and, the first time, mvn, which fetches Hadoop's jars into the cache.
 """
-import argparse, ctypes, json, os, pathlib, shutil, signal, socket, subprocess, sys, tempfile, time, urllib.request
+import argparse, ctypes, glob, json, os, pathlib, shutil, signal, socket, subprocess, sys, tempfile, time, urllib.request
 
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "emberflow" / "hdfs"
 JARS = CACHE / "jars-3.5.0"
@@ -51,6 +51,16 @@ def free_ports(count):
 def write_xml(file, settings):
     rows = "".join(f"<property><name>{k}</name><value>{v}</value></property>\n" for k, v in settings.items())
     file.write_text(f'<?xml version="1.0"?>\n<configuration>\n{rows}</configuration>\n')
+
+
+def wait_until_frozen(pid):
+    """Threads of a stopped process may work on for a moment."""
+    def runs(task):
+        with open(f"{task}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "T"
+
+    while any(runs(task) for task in glob.glob(f"/proc/{pid}/task/*")):
+        time.sleep(0.01)
 
 
 class Cluster:
@@ -130,6 +140,8 @@ class Cluster:
             self.processes[rest].send_signal(signals[verb])
             if verb == "kill":
                 self.processes[rest].wait()
+            if verb == "pause":
+                wait_until_frozen(self.processes[rest].pid)
             return "done"
         if verb == "admin":
             main = self.java(self.conf, "org.apache.hadoop.hdfs.tools.DFSAdmin", *rest.split())

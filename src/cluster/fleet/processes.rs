@@ -167,7 +167,7 @@ impl Processes {
         parts: usize,
         progress: &dyn Fn(u64),
     ) -> Result<Vec<WrittenPart>, RunError> {
-        let work = self.new_work(WorkKind::Embed(work));
+        let work = self.new_work(WorkKind::Embed(Box::new(work)));
         self.servers = 0;
         let mut waiting: Vec<usize> = (0..parts).rev().collect();
         let mut busy: BTreeMap<u64, usize> = BTreeMap::new();
