@@ -27,6 +27,12 @@ pub const COLLECTIVE: Duration = Duration::from_mins(5);
 /// another order, and short epochs are worth more the same to the last digit.
 pub const REBALANCING: Duration = Duration::from_secs(1);
 
+/// How long a trial of a training measures: tens of steps of a small model, and a few of a wide one.
+pub const TRIAL: Duration = Duration::from_millis(700);
+
+/// Steps that executors take alone with `sync: local_sgd`, unless the file says otherwise.
+pub const LOCAL_STEPS: u32 = 8;
+
 /// Between two signs of life of a driver or an executor.
 pub const ALIVE: Duration = Duration::from_secs(1);
 

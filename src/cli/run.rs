@@ -17,7 +17,10 @@ use crate::{
     cluster::{self, EmptyInput, Outcome, Run, RunOptions, RunOutcome, Stop},
     ids::RunId,
     limits,
-    pipeline::{PipelinePlan, spec::Launcher},
+    pipeline::{
+        PipelinePlan,
+        spec::{Choice, Launcher},
+    },
     remedy::Remedy,
     storage::Location,
     telemetry::{self, Events, Listener},
@@ -32,9 +35,9 @@ pub(super) struct Args {
     /// [default: made from the file's meaning and its input].
     #[arg(long, value_name = "ID", value_parser = run_id)]
     run_id: Option<RunId>,
-    /// Executors, instead of the file's.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    executors: Option<u32>,
+    /// Executors, instead of the file's; `auto` for as many as a short measurement finds fastest.
+    #[arg(long, value_name = "N", value_parser = executors)]
+    executors: Option<Choice<u32>>,
     /// How executors are started, instead of how the file says: as threads, as child processes,
     /// or by others, who join the address of the site's setting `listen`.
     #[arg(long, value_enum)]
@@ -94,9 +97,24 @@ impl Args {
     /// The file's plan, with what this start changes.
     fn plan(&self) -> Result<PipelinePlan, Failure> {
         let mut plan = self.pipeline.plan()?;
-        plan.run = plan.run.started_with(self.executors, self.launcher.map(Into::into));
+        let fixed = match self.executors {
+            Some(Choice::Fixed(executors)) => Some(executors),
+            _ => None,
+        };
+        plan.run = plan.run.started_with(fixed, self.launcher.map(Into::into));
+        if self.executors == Some(Choice::Auto) {
+            plan.run = plan.run.choosing();
+        }
         Ok(plan)
     }
+}
+
+fn executors(text: &str) -> Result<Choice<u32>, String> {
+    if text == "auto" {
+        return Ok(Choice::Auto);
+    }
+    let number = text.parse().ok().filter(|number| (1..=1024).contains(number));
+    number.map(Choice::Fixed).ok_or_else(|| "expected a number from 1 to 1024, or `auto`".to_owned())
 }
 
 fn run_id(text: &str) -> Result<RunId, String> {
@@ -306,6 +324,9 @@ fn summary(plan: &PipelinePlan, outcome: &RunOutcome) -> String {
     if let Some(speed) = record.metrics.get("train_rows_per_s").filter(|_| outcome.status == Outcome::Succeeded) {
         let executors = output::count(record.executors as usize, "executor");
         lines.push(format!("trained at {speed:.0} rows/s on {executors}"));
+    }
+    for decision in &record.decisions {
+        lines.push(format!("{}: {}", decision.model, decision.why));
     }
     for table in &record.embeddings {
         lines.push(format!("{}: {} rows, version {}, at {}", table.table, table.rows, table.version, table.location));

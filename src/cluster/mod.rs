@@ -11,6 +11,8 @@
 //! What an attempt finishes it writes down; the next attempt goes on from there. Row data
 //! never passes through the driver.
 
+mod choose;
+mod cost;
 mod error;
 mod executor;
 mod explain;

@@ -407,6 +407,7 @@ pub(super) fn new_record(plan: &PipelinePlan, run_id: &RunId, attempt: Attempt) 
         models: Vec::new(),
         embeddings: Vec::new(),
         ledgers: Vec::new(),
+        decisions: Vec::new(),
         metrics: BTreeMap::new(),
         error: None,
     }

@@ -108,6 +108,7 @@ impl Stages<'_> {
         }
         let features = self.fit(engine, plan, dataset).await?;
         let shape = NetShape::new(plan, &features);
+        let plan = &self.choose(plan, &features, dataset).await?;
         let started = self.start("train", &plan.name, Some(u64::from(plan.train.epochs)), "epochs");
         let work = self.training_work(plan, &features, dataset)?;
         let training = Training::new(self.storage, work, Arc::clone(dataset));
@@ -144,6 +145,7 @@ impl Stages<'_> {
             identity: self.identity(plan)?,
             checkpoint: self.work.join(&format!("checkpoint-{}.safetensors", plan.name)),
             fence: self.lease.fence(),
+            trial: None,
         })
     }
 
@@ -319,6 +321,12 @@ impl Stages<'_> {
         self.measure("train_s", history.iter().map(|epoch| epoch.elapsed_s).sum());
         let speed = self.record.metrics["train_rows"] / self.record.metrics["train_s"].max(f64::MIN_POSITIVE);
         self.record.metrics.insert("train_rows_per_s".to_owned(), speed);
+        if let [decision] = &self.record.decisions[..] {
+            let speed_up = speed / decision.single_rows_per_s.max(f64::MIN_POSITIVE);
+            let efficiency = speed_up / f64::from(decision.executors);
+            self.record.metrics.insert("speed_up".to_owned(), speed_up);
+            self.record.metrics.insert("scaling_efficiency".to_owned(), efficiency);
+        }
         let staleness = servers.iter().filter_map(|server| server.staleness).reduce(|mut all, server| {
             all.add(&server);
             all
@@ -329,13 +337,13 @@ impl Stages<'_> {
         }
     }
 
-    fn start(&self, kind: &str, name: &str, total: Option<u64>, unit: &str) -> Instant {
+    pub fn start(&self, kind: &str, name: &str, total: Option<u64>, unit: &str) -> Instant {
         let (kind, name, unit) = (kind.to_owned(), name.to_owned(), unit.to_owned());
         self.events.emit(&Event::StageStarted { kind, name, total, unit });
         Instant::now()
     }
 
-    fn finish(&self, kind: &str, name: &str, started: Instant) -> f64 {
+    pub fn finish(&self, kind: &str, name: &str, started: Instant) -> f64 {
         let elapsed_s = started.elapsed().as_secs_f64();
         self.events.emit(&Event::StageFinished { kind: kind.to_owned(), name: name.to_owned(), elapsed_s });
         elapsed_s

@@ -1,7 +1,7 @@
 //! The training of one model, as an executor takes part in it: a thread of this process, or
 //! another process on another machine.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
@@ -36,6 +36,8 @@ pub(super) struct TrainWork {
     pub checkpoint: Location,
     /// The attempt that this is for.
     pub fence: Fence,
+    /// For how long to train, where only the speed counts and nothing is kept.
+    pub trial: Option<Duration>,
 }
 
 /// A training with its rows at hand.
@@ -106,6 +108,9 @@ impl Training {
 
     /// The checkpoint on storage, if there is one that fits.
     pub async fn checkpoint(&self) -> Result<Option<Checkpoint>, RunError> {
+        if self.work.trial.is_some() {
+            return Ok(None);
+        }
         Ok(Checkpoint::load(&self.storage, &self.work.checkpoint, &self.work.identity).await?)
     }
 
@@ -156,6 +161,7 @@ impl Training {
             identity: self.work.identity.clone(),
             source,
             parts: Parts::new(model.spread, shape, world_size),
+            trial: self.work.trial,
         };
         // A server computes nothing that needs a device.
         let serves = rank.0 + self.servers() >= world_size;
@@ -177,6 +183,9 @@ pub(super) struct Watch<'a> {
 
 impl Observer for Watch<'_> {
     fn progress(&mut self, epoch: u32, _step: u64) {
+        if self.training.work.trial.is_some() {
+            return;
+        }
         let (kind, name) = ("train".to_owned(), self.training.work.model.name.clone());
         (self.tell)(Event::Progress { kind, name, done: u64::from(epoch) });
     }

@@ -34,6 +34,12 @@ use crate::{
 /// Between two calls of `Observer::progress`: often enough for the eye.
 const PROGRESS: Duration = Duration::from_millis(200);
 
+/// Steps of a trial that are not counted: caches fill, and kernels are compiled.
+const WARM_UP: u64 = 3;
+
+/// Barriers that a trial measures.
+const BARRIERS: u32 = 16;
+
 /// How far a scaled feature may lie beyond its range by rounding.
 const ROUNDING: f32 = 1e-6;
 
@@ -53,6 +59,9 @@ pub struct TrainJob<'a> {
     pub source: Rank,
     /// Which numbers each rank updates, where the model is spread; none where each has a replica.
     pub parts: Option<Parts>,
+    /// For how long to train, where it is only to be measured how fast that is: within the first
+    /// epoch, and nothing is kept.
+    pub trial: Option<Duration>,
 }
 
 impl TrainJob<'_> {
@@ -127,6 +136,8 @@ pub struct Trained {
     pub peak_memory_bytes: u64,
     /// How old parameters were, as a parameter server measured it that does not move in step.
     pub staleness: Option<Staleness>,
+    /// What a barrier took, seconds; measured by trials only.
+    pub barrier_s: f64,
 }
 
 /// Trains on the calling thread until done, stopped (`LearnError::Interrupted`, after a
@@ -172,7 +183,11 @@ pub fn train_rank(
         held_out_rows: 0,
         phases: Phases::default(),
         told: Instant::now(),
+        began: Instant::now(),
     };
+    if job.trial.is_some() {
+        return trainer.try_out();
+    }
     if trainer.is_done() {
         // Whoever wrote the last checkpoint may have ended before it could.
         trainer.checkpoint()?;
@@ -225,6 +240,8 @@ struct Trainer<'a, 'o> {
     phases: Phases,
     /// When progress was last told.
     told: Instant,
+    /// When the training, or the counted part of a trial, began.
+    began: Instant,
 }
 
 impl Trainer<'_, '_> {
@@ -232,6 +249,29 @@ impl Trainer<'_, '_> {
         let stale = self.state.stale_epochs;
         let gave_up = |stopping: EarlyStopping| stale > 0 && stale >= stopping.patience;
         self.state.epoch >= self.job.plan.epochs || self.job.plan.early_stopping.is_some_and(gave_up)
+    }
+
+    /// Measures steps for a while; the account's only epoch tells how many rows they had.
+    fn try_out(mut self) -> Result<Trained, LearnError> {
+        self.train_epoch()?;
+        let (rows, elapsed_s) = (self.state.epoch_rows, self.state.epoch_elapsed_s);
+        let started = Instant::now();
+        for _ in 0..BARRIERS {
+            self.comm.barrier()?;
+        }
+        let barrier_s = seconds_since(started) / f64::from(BARRIERS);
+        self.state.history.push(EpochRecord { epoch: 1, rows, elapsed_s, ..EpochRecord::default() });
+        Ok(Trained { barrier_s, ..self.finish()? })
+    }
+
+    /// Forgets what a trial measured so far, once it has warmed up.
+    fn warm_up(&mut self) {
+        if self.job.trial.is_some() && self.state.step == WARM_UP && self.job.steps.steps() > 2 * WARM_UP {
+            self.phases = Phases::default();
+            self.rows_per_epoch = vec![0];
+            (self.state.epoch_rows, self.state.epoch_elapsed_s) = (0, 0.0);
+            self.began = Instant::now();
+        }
     }
 
     /// The rest of the running epoch's steps.
@@ -251,10 +291,12 @@ impl Trainer<'_, '_> {
             self.state.epoch_elapsed_s += seconds_since(mem::replace(&mut started, Instant::now()));
             match taken {
                 Taken::Alone => {}
+                Taken::Updated(votes) if votes.stop && self.job.trial.is_some() => return Ok(()),
                 Taken::Updated(votes) => self.after_update(before, votes)?,
                 Taken::NotFinite(rank) => return Err(self.not_finite(rank, last + 1)),
             }
             self.tell_progress(last);
+            self.warm_up();
             step = last + 1;
         }
         Ok(())
@@ -291,7 +333,8 @@ impl Trainer<'_, '_> {
             self.blame = blame(&self.job.feature_names, &batch.x);
         }
         self.phases.compute_s += seconds_since(started);
-        let (rows, votes) = (self.job.counted(batch, self.comm.rank()), self.control.votes());
+        let (rows, mut votes) = (self.job.counted(batch, self.comm.rank()), self.control.votes());
+        votes.stop |= self.job.trial.is_some_and(|trial| self.began.elapsed() >= trial);
         let mut at = At {
             plan: self.job.plan,
             steps: &self.job.steps,
@@ -460,6 +503,7 @@ impl Trainer<'_, '_> {
             cpu_s: 0.0,
             peak_memory_bytes: 0,
             staleness: self.strategy.staleness(),
+            barrier_s: 0.0,
         })
     }
 }

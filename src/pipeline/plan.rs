@@ -18,6 +18,9 @@ use super::{
 };
 use crate::storage::Location;
 
+/// Executors of one run at most: each is a thread or a process of its own.
+pub(super) const MAX_EXECUTORS: u32 = 1024;
+
 /// A checked pipeline file.
 #[derive(Clone, Debug)]
 pub struct PipelinePlan {
@@ -104,7 +107,7 @@ impl PipelinePlan {
         let run = checker.run(&spec.run);
         let sources: Vec<_> = spec.sources.iter().filter_map(|(name, spec)| checker.source(name, spec)).collect();
         let transforms = checker.transforms(&spec.transforms);
-        let models: Vec<_> = spec.models.iter().map(|(name, spec)| checker.model(name, spec, run.executors)).collect();
+        let models: Vec<_> = spec.models.iter().map(|(name, spec)| checker.model(name, spec, &run)).collect();
         let embeddings = spec.embeddings.iter().map(|(name, embedding)| {
             let from = spec.models.get(&embedding.model).map(|model| model.from.as_str());
             checker.embedding(name, embedding, from)
@@ -166,8 +169,10 @@ impl PipelinePlan {
 /// How the file is executed.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct RunPlan {
-    /// Executors, at least 1.
+    /// Executors, at least 1; those to choose from, where `choose_executors`.
     pub executors: u32,
+    /// Whether a measurement is to choose how many of them take part.
+    pub choose_executors: bool,
     /// How they are started.
     pub launcher: Launcher,
     /// Executors that the run needs to go on, 1 to `executors`.
@@ -183,11 +188,25 @@ pub struct RunPlan {
 }
 
 impl RunPlan {
+    /// The same, but a measurement is to choose the number of executors: of as many as the file
+    /// allows, else of as many as this machine has processors.
+    #[must_use]
+    pub fn choosing(mut self) -> Self {
+        if !self.choose_executors {
+            let all = if self.max_executors > 1 { self.max_executors } else { cores() };
+            let min = if self.min_executors == self.executors { 1 } else { self.min_executors };
+            (self.executors, self.max_executors, self.min_executors) = (all, all, min);
+            self.choose_executors = true;
+        }
+        self
+    }
+
     /// The same with another number of executors or launcher: how this start differs from what
     /// the file says.
     #[must_use]
     pub fn started_with(mut self, executors: Option<u32>, launcher: Option<Launcher>) -> Self {
         if let Some(executors) = executors {
+            self.choose_executors = false;
             // A minimum that the file does not give is all of them.
             let all = self.min_executors == self.executors;
             self.min_executors = if all { executors } else { self.min_executors.min(executors) };
@@ -198,6 +217,11 @@ impl RunPlan {
         self.launcher = launcher.unwrap_or(self.launcher);
         self
     }
+}
+
+/// The processors of this machine, as executors.
+pub(super) fn cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32).min(MAX_EXECUTORS)
 }
 
 /// Rows to read.
@@ -292,6 +316,8 @@ pub struct NetPlan {
 pub struct TrainPlan {
     /// How executors keep one model.
     pub sync: SyncStrategy,
+    /// Whether a measurement is to choose `sync` and `compression`.
+    pub choose_sync: bool,
     /// How gradients travel.
     pub compression: Compression,
     /// Passes over the rows, at least 1.

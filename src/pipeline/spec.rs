@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::limits;
+
 /// A pipeline: rows in, learned embeddings out.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -71,17 +73,39 @@ pub enum ParamType {
     Path,
 }
 
+/// A value, or `auto`: Emberflow chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice<T> {
+    /// Emberflow chooses.
+    Auto,
+    /// This one.
+    Fixed(T),
+}
+
+impl<T: Serialize> Serialize for Choice<T> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str("auto"),
+            Self::Fixed(value) => value.serialize(serializer),
+        }
+    }
+}
+
 /// How a run is executed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunSpec {
-    /// Executors that train together; default 1.
-    pub executors: u32,
+    /// Executors that train together, or `auto`: as many as a short measurement finds fastest;
+    /// default 1.
+    #[serde(deserialize_with = "short::choice")]
+    #[schemars(schema_with = "short::choice_schema::<u32>")]
+    pub executors: Choice<u32>,
     /// How executors are started; default `in_process`.
     pub launcher: Launcher,
     /// Executors that a run needs to go on when some are lost; default all of them.
     pub min_executors: Option<u32>,
-    /// Executors that may take part when more join; default `executors`.
+    /// Executors that may take part when more join; default `executors`. With `executors: auto`,
+    /// those to choose from; default the processors of this machine.
     pub max_executors: Option<u32>,
     /// Where tensors live: `cpu`, `wgpu` or `cuda`; default `cpu`.
     pub device: DeviceKind,
@@ -94,7 +118,7 @@ pub struct RunSpec {
 impl Default for RunSpec {
     fn default() -> Self {
         Self {
-            executors: 1,
+            executors: Choice::Fixed(1),
             launcher: Launcher::InProcess,
             min_executors: None,
             max_executors: None,
@@ -336,10 +360,11 @@ pub enum Activation {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainSpec {
-    /// How executors keep one model; default `all_reduce`.
-    #[serde(deserialize_with = "short::read")]
-    #[schemars(schema_with = "short::schema::<SyncStrategy>")]
-    pub sync: SyncStrategy,
+    /// How executors keep one model, or `auto`: what a short measurement finds fastest of
+    /// `all_reduce`, `sharded` and `local_sgd`, `compression` included; default `all_reduce`.
+    #[serde(deserialize_with = "short::choice")]
+    #[schemars(schema_with = "short::choice_schema::<SyncStrategy>")]
+    pub sync: Choice<SyncStrategy>,
     /// How gradients travel between executors; default `none`: as they are.
     pub compression: Compression,
     /// Passes over the rows; default 10.
@@ -378,7 +403,7 @@ pub struct TrainSpec {
 impl Default for TrainSpec {
     fn default() -> Self {
         Self {
-            sync: SyncStrategy::default(),
+            sync: Choice::Fixed(SyncStrategy::default()),
             compression: Compression::None,
             epochs: 10,
             batch: 256,
@@ -449,7 +474,7 @@ fn one() -> u32 {
 }
 
 fn local_steps() -> u32 {
-    8
+    limits::LOCAL_STEPS
 }
 
 fn outer_learning_rate() -> f64 {
@@ -647,10 +672,12 @@ mod short {
     use serde::{
         Deserialize, Deserializer,
         de::{
-            Error, MapAccess, Visitor,
+            Error, IntoDeserializer, MapAccess, Visitor,
             value::{MapAccessDeserializer, MapDeserializer},
         },
     };
+
+    use super::Choice;
 
     /// Reads `name` as `{ name: {} }`.
     pub(super) fn read<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
@@ -675,6 +702,50 @@ mod short {
         fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
             T::deserialize(MapAccessDeserializer::new(map))
         }
+    }
+
+    /// The same, or a plain value of `T`, or `auto`.
+    pub(super) fn choice<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+        deserializer: D,
+    ) -> Result<Choice<T>, D::Error> {
+        deserializer.deserialize_any(AutoOr(PhantomData))
+    }
+
+    struct AutoOr<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for AutoOr<T> {
+        type Value = Choice<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a name, or a name with settings")
+        }
+
+        fn visit_str<E: Error>(self, name: &str) -> Result<Self::Value, E> {
+            if name == "auto" { Ok(Choice::Auto) } else { Short(PhantomData).visit_str(name).map(Choice::Fixed) }
+        }
+
+        fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {
+            T::deserialize(number.into_deserializer()).map(Choice::Fixed)
+        }
+
+        fn visit_i64<E: Error>(self, number: i64) -> Result<Self::Value, E> {
+            T::deserialize(number.into_deserializer()).map(Choice::Fixed)
+        }
+
+        fn visit_f64<E: Error>(self, number: f64) -> Result<Self::Value, E> {
+            T::deserialize(number.into_deserializer()).map(Choice::Fixed)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+            Short(PhantomData).visit_map(map).map(Choice::Fixed)
+        }
+    }
+
+    /// The schema of `T`, one of its names, or `auto`.
+    pub(super) fn choice_schema<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+        let plain = T::json_schema(generator);
+        let value = if plain.get("oneOf").is_some() { schema::<T>(generator) } else { plain };
+        json_schema!({ "anyOf": [{ "const": "auto" }, value] })
     }
 
     /// The schema of `T`, or one of its names.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ids::{Attempt, Fingerprint, RunId, Version},
-    pipeline::spec::CsvSpec,
+    pipeline::spec::{Compression, CsvSpec, SyncStrategy},
     storage::{Location, Storage, StorageError},
     telemetry::Ledger,
 };
@@ -54,6 +54,9 @@ pub struct RunRecord {
     pub embeddings: Vec<EmbeddingRecord>,
     /// Where the rows went.
     pub ledgers: Vec<Ledger>,
+    /// What was decided of what the file leaves open.
+    #[serde(default)]
+    pub decisions: Vec<DecisionRecord>,
     /// Measured figures by name, unit last: `train_s`, `train_rows_per_s`, `feed_wait_s`...
     pub metrics: BTreeMap<String, f64>,
     /// Why it failed.
@@ -157,8 +160,27 @@ pub struct RankRecord {
     pub peak_memory_bytes: u64,
 }
 
+/// What was decided of a training that the file leaves to Emberflow.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DecisionRecord {
+    /// The model.
+    pub model: String,
+    /// Executors that train it.
+    pub executors: u32,
+    /// How they keep one model.
+    pub sync: SyncStrategy,
+    /// How gradients travel.
+    pub compression: Compression,
+    /// Rows per second that are expected.
+    pub rows_per_s: f64,
+    /// Rows per second of one executor, as measured.
+    pub single_rows_per_s: f64,
+    /// The reason.
+    pub why: String,
+}
+
 /// One epoch of training.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EpochRecord {
     /// From 1.
     pub epoch: u32,

@@ -25,7 +25,7 @@ pub enum Event {
     },
     /// A stage starts.
     StageStarted {
-        /// `prepare`, `fit`, `train`, `embed` or `commit`.
+        /// `prepare`, `fit`, `measure`, `train`, `embed` or `commit`.
         kind: String,
         /// The table or model that it works on.
         name: String,
@@ -33,6 +33,19 @@ pub enum Event {
         total: Option<u64>,
         /// What it counts.
         unit: String,
+    },
+    /// What the file leaves open (`auto`) was measured and decided.
+    Decision {
+        /// The model.
+        model: String,
+        /// Executors that train it.
+        executors: u32,
+        /// How they keep one model.
+        sync: String,
+        /// How gradients travel.
+        compression: String,
+        /// The reason.
+        why: String,
     },
     /// How far the running stage is. At most a few times per second.
     Progress {

@@ -97,6 +97,7 @@ fn text(event: &Event) -> Option<String> {
         Event::Committed { table, version, rows, location, .. } => {
             Some(format!("commit  {table}: version {version}, {rows} rows at {location}"))
         }
+        Event::Decision { model, why, .. } => Some(format!("decided {model}: {why}")),
         Event::Warning { message } => Some(format!("warning: {message}")),
         Event::Ledger(ledger) if !ledger.rejected.is_empty() => {
             let reasons: Vec<_> =

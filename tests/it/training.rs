@@ -256,6 +256,7 @@ impl Prepared {
             identity: IDENTITY.to_owned(),
             source: Rank(0),
             parts: Parts::new(self.model.spread, &self.shape, executors),
+            trial: None,
         }
     }
 

@@ -89,6 +89,22 @@ impl Fleet {
         Ok(Self::Processes(Arc::new(Mutex::new(processes))))
     }
 
+    /// How many executors take part from now on, of those that may.
+    pub fn resize(&mut self, executors: u32) {
+        match self {
+            Self::Threads { executors: now, .. } => *now = executors,
+            Self::Processes(processes) => lock(processes).resize(executors as usize),
+        }
+    }
+
+    /// Hosts that executors have joined from.
+    pub fn hosts(&self) -> usize {
+        match self {
+            Self::Threads { .. } => 1,
+            Self::Processes(processes) => lock(processes).hosts(),
+        }
+    }
+
     /// Trains to the end and gives the accounts of all ranks that lived to give one, rank 0's first.
     pub async fn train(&self, training: Training) -> Result<Vec<Trained>, RunError> {
         match self {
@@ -99,6 +115,9 @@ impl Fleet {
                 let training = Arc::new(training);
                 let (work, fleet) = (Arc::clone(&training), Arc::clone(processes));
                 let mut trained = blocking(move || lock(&fleet).train(&work)).await?;
+                if training.work.trial.is_some() {
+                    return Ok(trained);
+                }
                 let state = training.checkpoint().await?.ok_or(RunError::Protocol { what: "no last checkpoint" })?;
                 if let Some(first) = trained.first_mut() {
                     first.parameters = state.kept(training.work.model.train.keep).to_vec();

@@ -10,7 +10,7 @@
 //! Everything that happens arrives in one inbox; whoever is silent for `limits::SILENCE` is lost.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -129,6 +129,16 @@ impl Processes {
             events,
             closing,
         })
+    }
+
+    /// How many executors take part from now on.
+    pub fn resize(&mut self, executors: usize) {
+        self.plan = FleetPlan { wanted: executors, max: executors, min: self.plan.min.min(executors), ..self.plan.clone() };
+    }
+
+    /// Hosts that executors have joined from.
+    pub fn hosts(&self) -> usize {
+        self.executors.values().map(|executor| &executor.hello.host).collect::<BTreeSet<_>>().len()
     }
 
     /// Trains to the end, whoever is lost on the way as long as enough are left; every rank's

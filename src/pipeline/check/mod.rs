@@ -13,14 +13,11 @@ use super::{
     document::{Node, Origin},
     faults::{Elsewhere, Fault, SqlFile, did_you_mean},
     params::{Expanded, Params},
-    plan::{EmbeddingPlan, RunPlan, SourcePlan, TransformPlan},
-    spec::{EmbeddingSpec, FileFormat, PipelineSpec, RunSpec, SourceSpec, TransformSpec},
+    plan::{EmbeddingPlan, MAX_EXECUTORS, RunPlan, SourcePlan, TransformPlan, cores},
+    spec::{Choice, EmbeddingSpec, FileFormat, PipelineSpec, RunSpec, SourceSpec, TransformSpec},
     sql::{self, SqlFault},
 };
 use crate::{limits, storage::Location};
-
-/// Executors of one run at most: each is a thread or a process of its own.
-const MAX_EXECUTORS: u32 = 1024;
 
 /// Tables that every SQL session has.
 const RESERVED_TABLES: [&str; 4] = ["runs", "run_metrics", "epochs", "ranks"];
@@ -95,8 +92,13 @@ impl Checker<'_> {
 
     /// The settings of a run.
     pub fn run(&mut self, run: &RunSpec) -> RunPlan {
-        let executors = ["run", "executors"];
-        self.require((1..=MAX_EXECUTORS).contains(&run.executors), &executors, "expected 1 to 1024 executors", "");
+        let choose_executors = run.executors == Choice::Auto;
+        let executors = match run.executors {
+            Choice::Auto => run.max_executors.unwrap_or_else(cores),
+            Choice::Fixed(executors) => executors,
+        };
+        let path = ["run", if choose_executors { "max_executors" } else { "executors" }];
+        self.require((1..=MAX_EXECUTORS).contains(&executors), &path, "expected 1 to 1024 executors", "");
         let path = ["run", "memory"];
         let memory_bytes = size_bytes(&run.memory).unwrap_or_else(|| {
             let help = "write a number and a unit, such as `512MiB` or `4GiB`".to_owned();
@@ -106,13 +108,15 @@ impl Checker<'_> {
         let least = limits::MIN_MEMORY_BYTES;
         let help = format!("give it at least {}MiB", least >> 20);
         self.require(memory_bytes >= least, &path, "too little memory to hold a few batches", &help);
-        let (min, max) = (run.min_executors.unwrap_or(run.executors.max(1)), run.max_executors.unwrap_or(run.executors));
-        let fits = (1..=run.executors.max(1)).contains(&min);
+        let all = if choose_executors { 1 } else { executors.max(1) };
+        let (min, max) = (run.min_executors.unwrap_or(all), run.max_executors.unwrap_or(executors));
+        let fits = (1..=executors.max(1)).contains(&min);
         self.require(fits, &["run", "min_executors"], "expected 1 up to the number of `executors`", "");
-        let fits = (run.executors..=MAX_EXECUTORS).contains(&max);
+        let fits = (executors..=MAX_EXECUTORS).contains(&max);
         self.require(fits, &["run", "max_executors"], "expected the number of `executors`, up to 1024", "");
         RunPlan {
-            executors: run.executors,
+            executors,
+            choose_executors,
             launcher: run.launcher,
             min_executors: min,
             max_executors: max,

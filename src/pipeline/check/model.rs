@@ -4,9 +4,9 @@ use super::Checker;
 use crate::{
     limits,
     pipeline::{
-        plan::{FeaturePlan, ModelPlan, NetPlan, Optimizer, PartitionPlan, TrainPlan},
+        plan::{FeaturePlan, ModelPlan, NetPlan, Optimizer, PartitionPlan, RunPlan, TrainPlan},
         spec::{
-            Activation, Compression, FeatureSpec, Keep, Loss, Missing, ModelSpec, OptimizerKind, PartitionBy,
+            Activation, Choice, Compression, FeatureSpec, Keep, Loss, Missing, ModelSpec, OptimizerKind, PartitionBy,
             PartitionSpec, Scale, Schedule, ServerMode, Spread, SyncStrategy, TrainSpec,
         },
     },
@@ -17,7 +17,9 @@ const MAX_SERVERS: u32 = 64;
 
 impl Checker<'_> {
     /// One model.
-    pub fn model(&mut self, name: &str, spec: &ModelSpec, executors: u32) -> ModelPlan {
+    pub fn model(&mut self, name: &str, spec: &ModelSpec, run: &RunPlan) -> ModelPlan {
+        // What the rows are dealt to must not depend on the machine.
+        let executors = if run.choose_executors { 1 } else { run.executors };
         let at = ["models", name];
         self.table(&[at[0], at[1], "from"], &spec.from);
         let message = "a model needs at least one feature";
@@ -28,7 +30,7 @@ impl Checker<'_> {
             features: spec.features.iter().enumerate().map(|(i, feature)| self.feature(name, i, feature)).collect(),
             partition: self.partition(name, &spec.partition, executors),
             net: self.net(name, spec),
-            spread: self.spread(name, spec, executors),
+            spread: self.spread(name, spec, run),
             train: self.train(name, &spec.train),
         }
     }
@@ -134,9 +136,10 @@ impl Checker<'_> {
         self.schedule(model, spec);
         let keep = spec.keep.unwrap_or(if spec.validation > 0.0 { Keep::Best } else { Keep::Last });
         let adamw = spec.optimizer == OptimizerKind::Adamw;
-        self.sync(model, spec);
+        let sync = self.sync(model, spec);
         TrainPlan {
-            sync: spec.sync,
+            sync,
+            choose_sync: spec.sync == Choice::Auto,
             compression: spec.compression,
             epochs: spec.epochs,
             batch: spec.batch,
@@ -154,7 +157,7 @@ impl Checker<'_> {
     }
 
     /// What makes no sense together is a fault here, so that no run starts with it.
-    fn spread(&mut self, model: &str, spec: &ModelSpec, executors: u32) -> Spread {
+    fn spread(&mut self, model: &str, spec: &ModelSpec, run: &RunPlan) -> Spread {
         let at = |kind: &'static str, key: &'static str| ["models", model, "spread", kind, key];
         match spec.spread {
             Spread::Data {} => return spec.spread,
@@ -180,10 +183,13 @@ impl Checker<'_> {
             }
         }
         let path = ["models", model, "spread"];
+        let executors = run.executors;
+        let help = "give a number of `executors`, or use `spread: data`";
+        self.require(!run.choose_executors, &path, "`executors: auto` is for models that are not spread", help);
         let most = spec.spread.most_executors(spec.hidden.len());
         let parts = if matches!(spec.spread, Spread::Vertical { .. }) { "slices" } else { "layers" };
         let stand_in = self.mended.covers(&["models", model, "hidden"]) || self.mended.covers(&["run", "executors"]);
-        if most > 0 && !stand_in {
+        if most > 0 && !stand_in && !run.choose_executors {
             let message = format!("more executors than {parts}: {executors} for {most}");
             let help = format!("set `executors: {most}`, or use `spread: data`");
             self.require(executors <= most, &path, &message, &help);
@@ -195,7 +201,7 @@ impl Checker<'_> {
             "use `spread: data`",
         );
         let path = ["models", model, "train", "sync"];
-        let replicas = spec.train.sync == SyncStrategy::default();
+        let replicas = spec.train.sync == Choice::Fixed(SyncStrategy::default());
         let message = "a model that is spread has no replicas to keep alike";
         self.require(replicas, &path, message, "leave `sync` out, or use `spread: data`");
         let path = ["models", model, "train", "compression"];
@@ -204,9 +210,15 @@ impl Checker<'_> {
         spec.spread
     }
 
-    fn sync(&mut self, model: &str, spec: &TrainSpec) {
+    fn sync(&mut self, model: &str, spec: &TrainSpec) -> SyncStrategy {
+        let Choice::Fixed(sync) = spec.sync else {
+            let path = ["models", model, "train", "compression"];
+            let open = spec.compression == Compression::None;
+            self.require(open, &path, "`sync: auto` chooses it", "leave `compression` out, or name a `sync`");
+            return SyncStrategy::default();
+        };
         let at = |kind: &'static str, key: &'static str| ["models", model, "train", "sync", kind, key];
-        match spec.sync {
+        match sync {
             SyncStrategy::AllReduce { batches } => {
                 self.require(batches >= 1, &at("all_reduce", "batches"), "expected at least one step", "");
             }
@@ -234,10 +246,11 @@ impl Checker<'_> {
             let path = ["models", model, "train", "compression"];
             let fits = fraction > 0.0 && fraction <= 1.0;
             self.require(fits, &path, "expected a fraction above 0, up to 1", "0.01 sends the largest hundredth");
-            let exchanges = matches!(spec.sync, SyncStrategy::AllReduce { .. });
+            let exchanges = matches!(sync, SyncStrategy::AllReduce { .. });
             let message = "`top_k` is for `sync: all_reduce`";
             self.require(exchanges, &path, message, "use `compression: bf16`, or leave it out");
         }
+        sync
     }
 
     fn schedule(&mut self, model: &str, spec: &TrainSpec) {
