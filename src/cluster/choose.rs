@@ -72,9 +72,7 @@ impl Stages<'_> {
         }
         let location = self.work.join(&format!("decision-{}.json", model.name));
         let decision: DecisionRecord = match self.storage.read(&location).await {
-            Ok(bytes) => {
-                serde_json::from_slice(&bytes).map_err(|source| RunsError::Unreadable { location, source })?
-            }
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|source| RunsError::Unreadable { location, source })?,
             Err(StorageError::NotFound(_)) => {
                 let decision = self.decide(model, features, dataset).await?;
                 let bytes = serde_json::to_vec(&decision).map_err(RunsError::Encode)?;
@@ -149,7 +147,8 @@ impl Stages<'_> {
         let half = self.trial(&smaller, features, dataset, 1).await?;
         let pair = if most > 1 { Some(self.trial(model, features, dataset, 2).await?) } else { None };
         let pair = pair.filter(|pair| pair.executors > 1);
-        let partitions = Training::new(self.storage, self.training_work(model, features, dataset)?, Arc::clone(dataset));
+        let partitions =
+            Training::new(self.storage, self.training_work(model, features, dataset)?, Arc::clone(dataset));
         let partitions = partitions.partitions().partitions.iter().map(|partition| partition.train_rows).collect();
         let mut probe = Probe {
             measured: std::iter::once(whole).chain(pair).collect(),

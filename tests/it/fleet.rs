@@ -136,6 +136,24 @@ fn processes_come_to_what_threads_come_to_over_unequal_and_empty_files() {
 }
 
 #[test]
+fn what_is_left_open_is_measured_decided_and_kept() {
+    let bench = Bench::new(&[2000, 3], "executors: auto, max_executors: 2", "epochs: 3, sync: auto");
+    for (out, more) in [("threads", &[][..]), ("processes", &["--launcher", "local"])] {
+        bench.run(out, more).expect(0);
+        let record = bench.record(out);
+        assert_balanced(&record, 2003);
+        let decision = &record["decisions"][0];
+        assert!([1, 2].contains(&decision["executors"].as_u64().unwrap()), "{decision}");
+        assert_eq!(decision["executors"], record["executors"]);
+        assert_eq!(decision["executors"], record["models"][0]["ranks"].as_array().unwrap().len());
+        assert!(decision["single_rows_per_s"].as_f64().unwrap() > 0.0, "{decision}");
+        assert!(decision["why"].as_str().unwrap().contains("one executor alone was measured at"), "{decision}");
+        let speed_up = record["metrics"]["speed_up"].as_f64().unwrap();
+        assert!(speed_up > 0.0, "{speed_up}");
+    }
+}
+
+#[test]
 fn a_run_goes_on_without_the_one_that_it_loses() {
     let bench = Bench::new(&[4000], "executors: 4, min_executors: 2", "epochs: 30");
     bench.run("whole", &[]).expect(0);

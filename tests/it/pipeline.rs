@@ -453,6 +453,8 @@ fn sources_and_settings() {
             ("memory: \"1073741824\"", &format!("8:11 [\"1073741824\"] `1073741824` is no size | {sizes}")),
             ("memory: 1KB", "8:11 [1KB] too little memory to hold a few batches | give it at least 64MiB"),
             ("executors: 0", "8:14 [0] expected 1 to 1024 executors"),
+            ("executors: auto", "no fault"),
+            ("executors: many", "8:14 [many] expected a whole number from 0 to 4294967295, found `many`"),
             ("device: gpu", "8:11 [gpu] expected `cpu`, `wgpu` or `cuda`, found `gpu` | did you mean `cpu`?"),
         ],
     );

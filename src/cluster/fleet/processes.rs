@@ -133,7 +133,8 @@ impl Processes {
 
     /// How many executors take part from now on.
     pub fn resize(&mut self, executors: usize) {
-        self.plan = FleetPlan { wanted: executors, max: executors, min: self.plan.min.min(executors), ..self.plan.clone() };
+        self.plan =
+            FleetPlan { wanted: executors, max: executors, min: self.plan.min.min(executors), ..self.plan.clone() };
     }
 
     /// Hosts that executors have joined from.

@@ -7,8 +7,20 @@ use serde_json::Value;
 use super::{Project, check_snapshot};
 use crate::command::emberflow;
 
-const COMMANDS: [&str; 11] =
-    ["init", "validate", "explain", "run", "sql", "runs", "status", "models", "doctor", "schema", "completions"];
+const COMMANDS: [&str; 12] = [
+    "init",
+    "validate",
+    "explain",
+    "run",
+    "verify",
+    "sql",
+    "runs",
+    "status",
+    "models",
+    "doctor",
+    "schema",
+    "completions",
+];
 
 #[test]
 fn help_of_every_command() {
