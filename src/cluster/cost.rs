@@ -117,8 +117,8 @@ impl Constants {
     /// From trials: of one executor, of one with half the rows, and of two, where two can be.
     pub fn new(whole: &Measured, half: &Measured, pair: Option<&Measured>, setting: &Setting<'_>) -> Self {
         let busy = |measured: &Measured| measured.compute_s + measured.feed_s;
-        let rows = f64::max(whole.rows - half.rows, 1.0);
-        let row_s = ((busy(whole) - busy(half)) / rows).clamp(0.0, busy(whole) / whole.rows.max(1.0));
+        let more = f64::max(whole.rows - half.rows, 1.0);
+        let row_s = ((busy(whole) - busy(half)) / more).clamp(0.0, busy(whole) / whole.rows.max(1.0));
         let step_s = f64::max(busy(whole) - row_s * whole.rows, 0.0);
         let alone = Self { step_s, row_s, cores_power: 1.0, update_s: whole.update_s, ..Self::default() };
         let Some(pair) = pair else { return alone };
@@ -131,8 +131,8 @@ impl Constants {
             1.0
         };
         let latency_s = pair.barrier_s / crowd;
-        let bytes = setting.parameters * size_of::<f32>();
-        let (messages, on_wire) = all_reduce(2, bytes as f64);
+        let bucket = setting.parameters * size_of::<f32>();
+        let (messages, on_wire) = all_reduce(2, bucket as f64);
         let byte_s = (pair.communicate_s / crowd - messages * latency_s).max(0.0) / on_wire;
         let jitter_s = (pair.wait_s / crowd - latency_s).max(0.0) / greatest_of(2);
         Self { cores_power, latency_s, byte_s, jitter_s, ..alone }
@@ -144,14 +144,14 @@ impl Constants {
         let n = f64::from(executors);
         let cores = f64::from(setting.cores.max(1));
         // Executors of a host beyond its cores take turns.
-        let (crowd, row_s) = if setting.one_host {
+        let (crowd, per_row_s) = if setting.one_host {
             let own = f64::max(1.0, (cores / n).floor());
             (f64::max(1.0, n / cores), self.row_s * (cores / own).powf(self.cores_power))
         } else {
             (1.0, self.row_s)
         };
-        let rows = (setting.batch as f64 * setting.share(executors)).max(1.0);
-        let compute_s = crowd * (self.step_s + rows * row_s);
+        let own_rows = (setting.batch as f64 * setting.share(executors)).max(1.0);
+        let compute_s = crowd * (self.step_s + own_rows * per_row_s);
         let update_s = crowd * self.update_s;
         if executors == 1 {
             return Predicted { compute_s, update_s, ..Predicted::default() };

@@ -160,6 +160,7 @@ pub(super) mod tests {
 
     pub(in super::super) fn plan(optimizer: Optimizer) -> TrainPlan {
         TrainPlan {
+            choose_sync: false,
             sync: SyncStrategy::default(),
             compression: Compression::None,
             epochs: 4,
