@@ -1,7 +1,10 @@
 //! What a file leaves to Emberflow (`auto`): a short trial, a model of what a step costs, and a
 //! decision with its reason.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    fmt::Write,
+    sync::{Arc, atomic::Ordering},
+};
 
 use super::{
     RunError,
@@ -261,12 +264,13 @@ fn why(probe: &Probe, chosen: &Way, all: &[(Way, f64)], single: f64) -> String {
     let others = all.iter().filter(|(way, _)| way.executors != chosen.executors || way.sync != chosen.sync);
     if let Some((other, speed)) = others.max_by(|a, b| a.1.total_cmp(&b.1)) {
         let step = probe.constants.predict(&probe.setting(), other);
-        text += &format!(
+        let _ = write!(
+            text,
             "; next best {}: {speed:.0}, a step being {:.1} ms of computing, {:.1} ms of waiting, {:.1} ms of exchange",
             way_in_words(other),
-            1e3 * (step.compute_s + step.update_s),
-            1e3 * step.wait_s,
-            1e3 * step.communicate_s
+            1e3 * (step.compute + step.update),
+            1e3 * step.wait,
+            1e3 * step.communicate
         );
     }
     text

@@ -97,19 +97,19 @@ pub struct Way {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Predicted {
     /// Forward and backward.
-    pub compute_s: f64,
+    pub compute: f64,
     /// Waiting for others.
-    pub wait_s: f64,
+    pub wait: f64,
     /// Exchanging gradients or parameters.
-    pub communicate_s: f64,
+    pub communicate: f64,
     /// Updating parameters.
-    pub update_s: f64,
+    pub update: f64,
 }
 
 impl Predicted {
     /// The whole step.
     pub fn step_s(&self) -> f64 {
-        self.compute_s + self.wait_s + self.communicate_s + self.update_s
+        self.compute + self.wait + self.communicate + self.update
     }
 }
 
@@ -154,7 +154,7 @@ impl Constants {
         let compute_s = crowd * (self.step_s + own_rows * per_row_s);
         let update_s = crowd * self.update_s;
         if executors == 1 {
-            return Predicted { compute_s, update_s, ..Predicted::default() };
+            return Predicted { compute: compute_s, update: update_s, ..Predicted::default() };
         }
         let wire = if way.compression == Compression::Bf16 { 0.5 } else { 1.0 };
         let bytes = (setting.parameters * size_of::<f32>()) as f64;
@@ -168,17 +168,22 @@ impl Constants {
             SyncStrategy::AllReduce { batches } => {
                 let often = 1.0 / f64::from(batches.max(1));
                 let communicate_s = often * exchange(wire * bytes);
-                Predicted { compute_s, wait_s: often * wait_s, communicate_s, update_s: often * update_s }
+                Predicted {
+                    compute: compute_s,
+                    wait: often * wait_s,
+                    communicate: communicate_s,
+                    update: often * update_s,
+                }
             }
             SyncStrategy::Sharded {} => {
                 // The gradients' half of the exchange may be shorter, that of the parameters not.
                 let communicate_s = exchange(f64::midpoint(wire * bytes, bytes));
-                Predicted { compute_s, wait_s, communicate_s, update_s: update_s / n }
+                Predicted { compute: compute_s, wait: wait_s, communicate: communicate_s, update: update_s / n }
             }
             SyncStrategy::LocalSgd { steps, .. } => {
                 let often = 1.0 / f64::from(steps.max(1));
                 let communicate_s = often * exchange(wire * bytes);
-                Predicted { compute_s, wait_s: often * wait_s, communicate_s, update_s }
+                Predicted { compute: compute_s, wait: often * wait_s, communicate: communicate_s, update: update_s }
             }
             SyncStrategy::ParameterServer { servers, mode, .. } => {
                 let round_trip = crowd * (2.0 * self.latency_s + 2.0 * bytes * self.byte_s);
@@ -187,11 +192,16 @@ impl Constants {
                 let update_s = update_s / f64::from(servers.max(1));
                 if mode == ServerMode::Sync {
                     let communicate_s = f64::max(round_trip, crowd * 2.0 * self.latency_s + served);
-                    return Predicted { compute_s, wait_s, communicate_s, update_s };
+                    return Predicted {
+                        compute: compute_s,
+                        wait: wait_s,
+                        communicate: communicate_s,
+                        update: update_s,
+                    };
                 }
                 let busiest = served + n * update_s;
                 let communicate_s = f64::max(round_trip, busiest - compute_s);
-                Predicted { compute_s, wait_s: 0.0, communicate_s, update_s: 0.0 }
+                Predicted { compute: compute_s, wait: 0.0, communicate: communicate_s, update: 0.0 }
             }
         }
     }
@@ -279,11 +289,11 @@ mod tests {
             executors,
             rows: setting.batch as f64,
             step_s: predicted.step_s(),
-            compute_s: predicted.compute_s,
+            compute_s: predicted.compute,
             feed_s: 0.0,
-            wait_s: predicted.wait_s,
-            communicate_s: predicted.communicate_s,
-            update_s: predicted.update_s,
+            wait_s: predicted.wait,
+            communicate_s: predicted.communicate,
+            update_s: predicted.update,
             barrier_s: constants().latency_s,
         }
     }

@@ -116,6 +116,7 @@ impl Target {
             models: Vec::new(),
             embeddings: Vec::new(),
             ledgers: Vec::new(),
+            decisions: Vec::new(),
             metrics: BTreeMap::new(),
             error: None,
         };
