@@ -288,9 +288,8 @@ impl Executor {
         }
         self.speaker.send(&match result {
             Ok(mut trained) => {
-                // Both stand in the checkpoint, where the driver finds them.
+                // They stand in the checkpoint, where the driver finds them.
                 trained.parameters.clear();
-                trained.history.clear();
                 trained.cpu_s = telemetry::cpu_seconds().unwrap_or_default() - self.cpu_s_before;
                 trained.peak_memory_bytes = telemetry::peak_memory_bytes().unwrap_or_default();
                 FromExecutor::Trained { generation, trained: Box::new(trained) }

@@ -42,7 +42,7 @@ impl Bench {
         self.folder.path().join(name)
     }
 
-    fn args<'a>(&self, out: &str, more: &[&'a str]) -> Vec<String> {
+    fn args(&self, out: &str, more: &[&str]) -> Vec<String> {
         let file = self.path("pipeline.yaml").display().to_string();
         let out = format!("out={}", self.path(out).display());
         let mut args =

@@ -30,7 +30,7 @@ fn the_command_line_is_wrong() {
             (&["rum"], &["unrecognized subcommand 'rum'", "'run'"]),
             (&["run"], &["<FILE>"]),
             (&["run", "sensors.yaml", "--output", "xml"], &["xml", "text, json"]),
-            (&["run", "sensors.yaml", "--executors", "0"], &["0 is not in 1..=1024"]),
+            (&["run", "sensors.yaml", "--executors", "0"], &["expected a number from 1 to 1024, or `auto`"]),
             (&["run", "sensors.yaml", "--run-id", ".hidden"], &["not starting with a dot"]),
             (&["run", "sensors.yaml", "--param", "out"], &["NAME=VALUE"]),
             (&["run", "sensors.yaml", "--param", "data="], &["--param data: expected a path", "1 fault"]),
