@@ -49,6 +49,9 @@ const FRUITLESS: u32 = 2;
 
 /// The driver's side of a fleet of processes.
 pub(in crate::cluster) struct Processes {
+    /// What the run asked for.
+    asked: FleetPlan,
+    /// What it asks for now.
     plan: FleetPlan,
     inbox: Receiver<Incoming>,
     executors: BTreeMap<u64, Executor>,
@@ -115,6 +118,7 @@ impl Processes {
         }
         let executors = BTreeMap::new();
         Ok(Self {
+            asked: plan.clone(),
             plan,
             inbox,
             executors,
@@ -133,8 +137,9 @@ impl Processes {
 
     /// How many executors take part from now on.
     pub fn resize(&mut self, executors: usize) {
-        self.plan =
-            FleetPlan { wanted: executors, max: executors, min: self.plan.min.min(executors), ..self.plan.clone() };
+        let asked = &self.asked;
+        let max = if executors == asked.wanted { asked.max } else { executors };
+        self.plan = FleetPlan { wanted: executors, max, min: asked.min.min(executors), ..asked.clone() };
     }
 
     /// Hosts that executors have joined from.
