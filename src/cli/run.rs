@@ -97,14 +97,7 @@ impl Args {
     /// The file's plan, with what this start changes.
     fn plan(&self) -> Result<PipelinePlan, Failure> {
         let mut plan = self.pipeline.plan()?;
-        let fixed = match self.executors {
-            Some(Choice::Fixed(executors)) => Some(executors),
-            _ => None,
-        };
-        plan.run = plan.run.started_with(fixed, self.launcher.map(Into::into));
-        if self.executors == Some(Choice::Auto) {
-            plan.run = plan.run.choosing();
-        }
+        plan.run = plan.run.started_with(self.executors, self.launcher.map(Into::into));
         Ok(plan)
     }
 }

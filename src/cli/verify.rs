@@ -4,6 +4,7 @@ use super::{Context, Failure, output, pipeline_args::PipelineArgs, run};
 use crate::{
     cluster::{self, Stop, VerifyOptions},
     ids::RunId,
+    pipeline::spec::Choice,
     remedy::Remedy,
     telemetry::Events,
 };
@@ -31,7 +32,7 @@ pub(super) struct Args {
 pub(super) async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
     let mut plan = args.pipeline.plan()?;
     let executors = args.executors.unwrap_or(plan.run.executors.max(2));
-    plan.run = plan.run.started_with(Some(executors), args.launcher.map(Into::into));
+    plan.run = plan.run.started_with(Some(Choice::Fixed(executors)), args.launcher.map(Into::into));
     let options =
         VerifyOptions { epochs: args.epochs, site: context.config.clone(), site_file: context.config_file.clone() };
     let run_id = RunId::new("verify").ok_or_else(|| Failure::bug("no name for a run"))?;

@@ -13,15 +13,14 @@ use super::{
     training::Training,
 };
 use crate::{
-    data::{Dataset, FittedFeatures},
+    data::{self, Dataset, FittedFeatures},
     learn::{NetShape, Trained},
     limits,
     pipeline::{
         ModelPlan,
         spec::{Compression, Launcher, SyncStrategy},
     },
-    runs::{DecisionRecord, RunsError},
-    storage::StorageError,
+    runs::DecisionRecord,
     telemetry::Event,
 };
 
@@ -32,30 +31,16 @@ const WORTH: f64 = 1.1;
 const EACH: u32 = 64;
 
 /// What trials measured of a training, and where it is to run.
-pub(super) struct Probe {
-    /// One executor, and two where two can be.
-    pub measured: Vec<Measured>,
-    pub constants: Constants,
-    batch: usize,
-    parameters: usize,
-    partitions: Vec<u64>,
-    cores: u32,
-    one_host: bool,
+struct Probe {
+    /// One executor.
+    single: Measured,
+    constants: Constants,
+    setting: Setting,
 }
 
 impl Probe {
-    pub fn setting(&self) -> Setting<'_> {
-        Setting {
-            batch: self.batch,
-            parameters: self.parameters,
-            partitions: &self.partitions,
-            cores: self.cores,
-            one_host: self.one_host,
-        }
-    }
-
     fn rows_per_s(&self, way: &Way) -> f64 {
-        self.constants.rows_per_s(&self.setting(), way)
+        self.constants.rows_per_s(&self.setting, way)
     }
 }
 
@@ -74,15 +59,12 @@ impl Stages<'_> {
             return Ok(chosen);
         }
         let location = self.work.join(&format!("decision-{}.json", model.name));
-        let decision: DecisionRecord = match self.storage.read(&location).await {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|source| RunsError::Unreadable { location, source })?,
-            Err(StorageError::NotFound(_)) => {
-                let decision = self.decide(model, features, dataset).await?;
-                let bytes = serde_json::to_vec(&decision).map_err(RunsError::Encode)?;
-                self.storage.replace(&location, bytes.into()).await?;
-                decision
-            }
-            Err(error) => return Err(error.into()),
+        let decision: DecisionRecord = if let Some(decision) = self.written(&location).await? {
+            decision
+        } else {
+            let decision = self.decide(model, features, dataset).await?;
+            self.write(&location, &decision).await?;
+            decision
         };
         self.events.emit(&Event::Decision {
             model: model.name.clone(),
@@ -124,7 +106,7 @@ impl Stages<'_> {
         let Some((way, speed)) = all.iter().find(worth).copied() else {
             return Err(RunError::Protocol { what: "nothing to choose from" });
         };
-        let single = probe.measured.first().map(Measured::rows_per_s).unwrap_or_default();
+        let single = probe.single.rows_per_s();
         Ok(DecisionRecord {
             model: model.name.clone(),
             executors: way.executors,
@@ -132,12 +114,12 @@ impl Stages<'_> {
             compression: way.compression,
             rows_per_s: speed,
             single_rows_per_s: single,
-            why: why(&probe, &way, &all, single),
+            why: why(&probe, &way, &all),
         })
     }
 
     /// Tries a training out, for a second or so each, on one executor and, where there can be two, on two.
-    pub async fn probe(
+    async fn probe(
         &mut self,
         model: &ModelPlan,
         features: &FittedFeatures,
@@ -150,24 +132,20 @@ impl Stages<'_> {
         let half = self.trial(&smaller, features, dataset, 1).await?;
         let pair = if most > 1 { Some(self.trial(model, features, dataset, 2).await?) } else { None };
         let pair = pair.filter(|pair| pair.executors > 1);
-        let partitions =
-            Training::new(self.storage, self.training_work(model, features, dataset)?, Arc::clone(dataset));
-        let partitions = partitions.partitions().partitions.iter().map(|partition| partition.train_rows).collect();
-        let mut probe = Probe {
-            measured: std::iter::once(whole).chain(pair).collect(),
-            constants: Constants::default(),
-            batch: model.train.batch,
+        let train = &model.train;
+        let setting = Setting {
+            batch: train.batch,
             parameters: NetShape::new(model, features).parameters(),
-            partitions,
+            partitions: data::deal(dataset, &model.partition, train.validation, self.plan.run.seed).weights(),
             cores: std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32),
             one_host: self.plan.run.launcher != Launcher::Static || self.fleet.hosts() == 1,
         };
-        probe.constants = Constants::new(&whole, &half, pair.as_ref(), &probe.setting());
-        Ok(probe)
+        let constants = Constants::new(&whole, &half, pair.as_ref(), &setting);
+        Ok(Probe { single: whole, constants, setting })
     }
 
     /// Trains for a moment, and keeps nothing of it.
-    pub async fn trial(
+    async fn trial(
         &mut self,
         model: &ModelPlan,
         features: &FittedFeatures,
@@ -215,7 +193,7 @@ fn counts(most: u32) -> Vec<u32> {
 }
 
 /// What `sync: auto` chooses from, the exact first.
-pub(super) fn ways() -> Vec<(SyncStrategy, Compression)> {
+fn ways() -> Vec<(SyncStrategy, Compression)> {
     let local = SyncStrategy::LocalSgd { steps: limits::LOCAL_STEPS, outer_momentum: 0.0, outer_learning_rate: 1.0 };
     vec![
         (SyncStrategy::default(), Compression::None),
@@ -227,7 +205,7 @@ pub(super) fn ways() -> Vec<(SyncStrategy, Compression)> {
 }
 
 /// A strategy as a file names it.
-pub(super) fn name(sync: SyncStrategy) -> &'static str {
+fn name(sync: SyncStrategy) -> &'static str {
     match sync {
         SyncStrategy::AllReduce { .. } => "all_reduce",
         SyncStrategy::Sharded {} => "sharded",
@@ -237,7 +215,7 @@ pub(super) fn name(sync: SyncStrategy) -> &'static str {
 }
 
 /// A compression as a file names it.
-pub(super) fn compression(compression: Compression) -> &'static str {
+fn compression(compression: Compression) -> &'static str {
     match compression {
         Compression::None => "none",
         Compression::Bf16 => "bf16",
@@ -255,15 +233,16 @@ fn way_in_words(way: &Way) -> String {
 }
 
 /// The reason, in one sentence: what was chosen beside the best of the others.
-fn why(probe: &Probe, chosen: &Way, all: &[(Way, f64)], single: f64) -> String {
+fn why(probe: &Probe, chosen: &Way, all: &[(Way, f64)]) -> String {
     let mut text = format!(
-        "{}: {:.0} rows/s expected; one executor alone was measured at {single:.0}",
+        "{}: {:.0} rows/s expected; one executor alone was measured at {:.0}",
         way_in_words(chosen),
-        probe.rows_per_s(chosen)
+        probe.rows_per_s(chosen),
+        probe.single.rows_per_s()
     );
     let others = all.iter().filter(|(way, _)| way.executors != chosen.executors || way.sync != chosen.sync);
     if let Some((other, speed)) = others.max_by(|a, b| a.1.total_cmp(&b.1)) {
-        let step = probe.constants.predict(&probe.setting(), other);
+        let step = probe.constants.predict(&probe.setting, other);
         let _ = write!(
             text,
             "; next best {}: {speed:.0}, a step being {:.1} ms of computing, {:.1} ms of waiting, {:.1} ms of exchange",

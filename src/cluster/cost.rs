@@ -13,7 +13,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    limits,
+    data, limits,
     pipeline::spec::{Compression, ServerMode, SyncStrategy},
 };
 
@@ -68,14 +68,14 @@ pub struct Constants {
 }
 
 /// What is trained, and where.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Setting<'a> {
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setting {
     /// Rows of a step.
     pub batch: usize,
     /// Numbers that are exchanged.
     pub parameters: usize,
     /// Rows of each partition.
-    pub partitions: &'a [u64],
+    pub partitions: Vec<u64>,
     /// Cores of a host.
     pub cores: u32,
     /// Whether all executors share one host; else each has its own.
@@ -115,7 +115,7 @@ impl Predicted {
 
 impl Constants {
     /// From trials: of one executor, of one with half the rows, and of two, where two can be.
-    pub fn new(whole: &Measured, half: &Measured, pair: Option<&Measured>, setting: &Setting<'_>) -> Self {
+    pub fn new(whole: &Measured, half: &Measured, pair: Option<&Measured>, setting: &Setting) -> Self {
         let busy = |measured: &Measured| measured.compute_s + measured.feed_s;
         let more = f64::max(whole.rows - half.rows, 1.0);
         let row_s = ((busy(whole) - busy(half)) / more).clamp(0.0, busy(whole) / whole.rows.max(1.0));
@@ -139,7 +139,7 @@ impl Constants {
     }
 
     /// A step of one way to train.
-    pub fn predict(&self, setting: &Setting<'_>, way: &Way) -> Predicted {
+    pub fn predict(&self, setting: &Setting, way: &Way) -> Predicted {
         let executors = way.executors.max(1);
         let n = f64::from(executors);
         let cores = f64::from(setting.cores.max(1));
@@ -207,12 +207,12 @@ impl Constants {
     }
 
     /// Rows per second of one way to train.
-    pub fn rows_per_s(&self, setting: &Setting<'_>, way: &Way) -> f64 {
+    pub fn rows_per_s(&self, setting: &Setting, way: &Way) -> f64 {
         setting.batch as f64 / self.predict(setting, way).step_s().max(f64::MIN_POSITIVE)
     }
 }
 
-impl Setting<'_> {
+impl Setting {
     /// The fullest executor's part of the rows. Where there are more executors than partitions, the
     /// rows are taken to be dealt to as many partitions, as skewed as these.
     pub fn share(&self, executors: u32) -> f64 {
@@ -222,15 +222,9 @@ impl Setting<'_> {
             let skew = fullest as f64 * self.partitions.len() as f64 / total.max(1) as f64;
             return (skew.max(1.0) / f64::from(executors.max(1))).min(1.0);
         }
-        // As `Partitions::owners` deals them: the fullest first, to who has least.
-        let mut weights = self.partitions.to_vec();
-        weights.sort_unstable_by(|a, b| b.cmp(a));
         let mut loads = vec![0; executors.max(1) as usize];
-        for weight in weights {
-            if let Some(least) = loads.iter_mut().min() {
-                *least += weight;
-            }
-        }
+        let owners = data::balance(&self.partitions, loads.len());
+        owners.into_iter().zip(&self.partitions).for_each(|(owner, rows)| loads[owner] += rows);
         loads.into_iter().max().unwrap_or(0) as f64 / total as f64
     }
 }
@@ -260,10 +254,8 @@ fn greatest_of(count: u32) -> f64 {
 mod tests {
     use super::*;
 
-    const EVEN: [u64; 8] = [100; 8];
-
-    fn setting(one_host: bool) -> Setting<'static> {
-        Setting { batch: 800, parameters: 1_000_000, partitions: &EVEN, cores: 2, one_host }
+    fn setting(one_host: bool) -> Setting {
+        Setting { batch: 800, parameters: 1_000_000, partitions: vec![100; 8], cores: 2, one_host }
     }
 
     fn way(executors: u32, sync: SyncStrategy) -> Way {
@@ -283,7 +275,7 @@ mod tests {
     }
 
     /// What a trial of the modelled fleet would measure.
-    fn measured(setting: &Setting<'_>, executors: u32) -> Measured {
+    fn measured(setting: &Setting, executors: u32) -> Measured {
         let predicted = constants().predict(setting, &way(executors, SyncStrategy::default()));
         Measured {
             executors,
@@ -302,7 +294,7 @@ mod tests {
     fn constants_come_back_from_what_they_predict() {
         for one_host in [true, false] {
             let setting = setting(one_host);
-            let half = Setting { batch: 400, ..setting };
+            let half = Setting { batch: 400, ..setting.clone() };
             let (whole, half, pair) = (measured(&setting, 1), measured(&half, 1), measured(&setting, 2));
             let found = Constants::new(&whole, &half, Some(&pair), &setting);
             let expected = constants();
@@ -327,8 +319,7 @@ mod tests {
 
     #[test]
     fn the_fullest_executor_holds_the_others_up() {
-        let skewed = [700, 100, 100, 100];
-        let setting = Setting { partitions: &skewed, ..setting(false) };
+        let setting = Setting { partitions: vec![700, 100, 100, 100], ..setting(false) };
         assert_eq!([1, 2, 4].map(|executors| setting.share(executors)), [1.0, 0.7, 0.7]);
         assert!(setting.share(100) < 0.03);
     }

@@ -7,6 +7,7 @@ use std::{
     time::Instant,
 };
 
+use serde::{Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
 
 use super::{
@@ -156,13 +157,8 @@ impl Stages<'_> {
         dataset: &Arc<Dataset>,
     ) -> Result<FittedFeatures, RunError> {
         let location = self.work.join(&format!("features-{}.json", plan.name));
-        match self.storage.read(&location).await {
-            Ok(bytes) => {
-                let features = serde_json::from_slice(&bytes);
-                return Ok(features.map_err(|source| RunsError::Unreadable { location, source })?);
-            }
-            Err(StorageError::NotFound(_)) => {}
-            Err(error) => return Err(error.into()),
+        if let Some(features) = self.written(&location).await? {
+            return Ok(features);
         }
         let schema = engine.schema(&plan.from).await?;
         let layout = FeatureLayout::resolve(plan, &schema, &self.plan.origin)?;
@@ -170,9 +166,26 @@ impl Stages<'_> {
         let progress = self.progress("fit", &plan.name);
         let features = until_stopped(&self.stop, data::fit(self.storage, &layout, dataset, &progress)).await?;
         self.finish("fit", &plan.name, started);
-        let bytes = serde_json::to_vec(&features).map_err(RunsError::Encode)?;
-        self.storage.replace(&location, bytes.into()).await?;
+        self.write(&location, &features).await?;
         Ok(features)
+    }
+
+    /// What this attempt or an earlier one wrote down.
+    pub async fn written<T: DeserializeOwned>(&self, location: &Location) -> Result<Option<T>, RunError> {
+        match self.storage.read(location).await {
+            Ok(bytes) => {
+                let unreadable = |source| RunsError::Unreadable { location: location.clone(), source };
+                Ok(Some(serde_json::from_slice(&bytes).map_err(unreadable)?))
+            }
+            Err(StorageError::NotFound(_)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Writes down what a later attempt is not to find out again.
+    pub async fn write<T: Serialize>(&self, location: &Location, value: &T) -> Result<(), RunError> {
+        let bytes = serde_json::to_vec(value).map_err(RunsError::Encode)?;
+        Ok(self.storage.replace(location, bytes.into()).await?)
     }
 
     /// Ties a checkpoint to the file, the input and the model that it belongs to.

@@ -17,7 +17,7 @@ use crate::{
     learn::Trained,
     pipeline::{
         ModelPlan, PipelinePlan,
-        spec::{Compression, Launcher, ServerMode, Spread, SyncStrategy},
+        spec::{Choice, Compression, Launcher, ServerMode, Spread, SyncStrategy},
     },
     runs::{self, Lease},
     storage::Storage,
@@ -117,7 +117,7 @@ async fn verify_aside(
     let lease = Arc::new(Lease::acquire(storage, &folder).await?);
     let mut record = new_record(plan, &run_id, lease.attempt());
     let start = |launcher, executors| {
-        let run = plan.run.clone().started_with(Some(executors), Some(launcher));
+        let run = plan.run.clone().started_with(Some(Choice::Fixed(executors)), Some(launcher));
         Fleet::start(&run, &options.site, options.site_file.clone(), events, stop)
     };
     let stages = Stages {

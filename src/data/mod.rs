@@ -33,7 +33,7 @@ mod stage;
 pub use error::DataError;
 pub use features::{FeatureError, FeatureLayout, FittedFeatures, fit};
 pub use feed::{Batch, EpochFeed, Feed, FeedError, FeedPlan};
-pub use partition::{Partition, Partitions, Split, StepPlan, consecutive, deal, is_held_out, owned};
+pub use partition::{Partition, Partitions, Split, StepPlan, balance, consecutive, deal, is_held_out, owned};
 pub use prepare::{DataFile, Dataset, DatasetFiles, Needs, RowGroup, in_place, prepare};
 pub use read::{Rows, all_splits, read};
 pub use scan::{Engine, Snapshot, open_source};

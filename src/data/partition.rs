@@ -112,7 +112,8 @@ impl Partitions {
         balance(&self.weights(), world_size as usize)
     }
 
-    fn weights(&self) -> Vec<u64> {
+    /// Rows to train on, by partition.
+    pub fn weights(&self) -> Vec<u64> {
         self.partitions.iter().map(|partition| partition.train_rows).collect()
     }
 
@@ -244,7 +245,7 @@ fn fill(weights: &[u64], parts: usize, limit: u64) -> Vec<Range<usize>> {
 /// A place in `0..count` for each weight: the largest first, each to the place that has least
 /// so far (then fewest, then lowest); equal weights keep their order. No two places differ by
 /// more than the largest weight.
-fn balance(weights: &[u64], count: usize) -> Vec<usize> {
+pub fn balance(weights: &[u64], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..weights.len()).collect();
     order.sort_by_key(|index| Reverse(weights[*index]));
     let mut places: BinaryHeap<_> = (0..count).map(|place| Reverse((0_u64, 0_usize, place))).collect();

@@ -12,7 +12,7 @@ use super::{
     faults::{Fault, Faults},
     params::{self, Params},
     spec::{
-        Activation, Compression, CsvSpec, DeviceKind, EarlyStopping, FileFormat, Keep, Launcher, Loss, Missing,
+        Activation, Choice, Compression, CsvSpec, DeviceKind, EarlyStopping, FileFormat, Keep, Launcher, Loss, Missing,
         PartitionBy, PipelineSpec, RunSpec, Scale, Schedule, Spread, SyncStrategy, TransformSpec, VectorEncoding,
     },
 };
@@ -188,24 +188,14 @@ pub struct RunPlan {
 }
 
 impl RunPlan {
-    /// The same, but a measurement is to choose the number of executors: of as many as the file
-    /// allows, else of as many as this machine has processors.
-    #[must_use]
-    pub fn choosing(mut self) -> Self {
-        if !self.choose_executors {
-            let all = if self.max_executors > 1 { self.max_executors } else { cores() };
-            let min = if self.min_executors == self.executors { 1 } else { self.min_executors };
-            (self.executors, self.max_executors, self.min_executors) = (all, all, min);
-            self.choose_executors = true;
-        }
-        self
-    }
-
     /// The same with another number of executors or launcher: how this start differs from what
     /// the file says.
     #[must_use]
-    pub fn started_with(mut self, executors: Option<u32>, launcher: Option<Launcher>) -> Self {
-        if let Some(executors) = executors {
+    pub fn started_with(mut self, executors: Option<Choice<u32>>, launcher: Option<Launcher>) -> Self {
+        if executors == Some(Choice::Auto) {
+            self = self.choosing();
+        }
+        if let Some(Choice::Fixed(executors)) = executors {
             self.choose_executors = false;
             // A minimum that the file does not give is all of them.
             let all = self.min_executors == self.executors;
@@ -215,6 +205,18 @@ impl RunPlan {
             self.executors = executors;
         }
         self.launcher = launcher.unwrap_or(self.launcher);
+        self
+    }
+
+    /// The same, but a measurement is to choose the number of executors: of as many as the file
+    /// allows, else of as many as this machine has processors.
+    fn choosing(mut self) -> Self {
+        if !self.choose_executors {
+            let all = if self.max_executors > 1 { self.max_executors } else { cores() };
+            let min = if self.min_executors == self.executors { 1 } else { self.min_executors };
+            (self.executors, self.max_executors, self.min_executors) = (all, all, min);
+            self.choose_executors = true;
+        }
         self
     }
 }

@@ -227,7 +227,12 @@ impl Prepared {
         let run = |comm: Box<dyn Communicator>| {
             let (rank, mut comm) = (comm.rank(), SharedComm::new(comm));
             let step = tamper(&comm, learn::replica(&self.model, &self.shape, &self.plan.run, &comm).unwrap());
-            let mut step = Counted { step, count: &counts[rank.0 as usize] };
+            let count = &counts[rank.0 as usize];
+            let before = |_, _: &[f32]| {
+                count.fetch_add(1, Ordering::Relaxed);
+                Pass::Good
+            };
+            let mut step = Tampered { step, pass: 0, before };
             let control = Control { stop: Arc::clone(&stops[rank.0 as usize]), regroup: Arc::default() };
             let mut state = resume.cloned().unwrap_or_default();
             let mut watcher = Watcher { told: &told, watch, stop: &stops[executors as usize / 2] };
@@ -293,45 +298,6 @@ impl Observer for Watcher<'_> {
         }
         checkpoints.push(checkpoint.clone());
         Ok(())
-    }
-}
-
-/// A step that counts its passes.
-struct Counted<'a> {
-    step: Box<dyn Step>,
-    count: &'a AtomicU64,
-}
-
-impl Step for Counted<'_> {
-    fn parameters(&self) -> usize {
-        self.step.parameters()
-    }
-
-    fn read_parameters(&self, out: &mut [f32]) {
-        self.step.read_parameters(out);
-    }
-
-    fn write_parameters(&mut self, parameters: &[f32]) {
-        self.step.write_parameters(parameters);
-    }
-
-    fn gradients(&mut self, x: &[f32], rows: usize, gradients: &mut [f32]) -> Result<f64, LearnError> {
-        self.count.fetch_add(1, Ordering::Relaxed);
-        self.step.gradients(x, rows, gradients)
-    }
-
-    fn loss(&mut self, x: &[f32], rows: usize) -> Result<f64, LearnError> {
-        self.step.loss(x, rows)
-    }
-
-    fn encode(
-        &mut self,
-        x: &[f32],
-        rows: usize,
-        embeddings: &mut Vec<f32>,
-        errors: Option<&mut Vec<f32>>,
-    ) -> Result<(), LearnError> {
-        self.step.encode(x, rows, embeddings, errors)
     }
 }
 
