@@ -6,13 +6,7 @@
 # BENCH_BINARY names another emberflow to measure, such as one built with --release.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-cache="${XDG_CACHE_HOME:-$HOME/.cache}/emberflow"
-export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$cache/target}"
-
-if [[ ! -x "$cache/bench/bin/python" ]]; then
-    python3 -m venv "$cache/bench"
-fi
-"$cache/bench/bin/pip" install --quiet --requirement benches/requirements.txt
+. benches/environment.sh
 
 if [[ -z "${BENCH_BINARY:-}" ]]; then
     # Dependencies are optimised in the dev profile; this optimises our own crate as much and
@@ -21,4 +15,4 @@ if [[ -z "${BENCH_BINARY:-}" ]]; then
     BENCH_BINARY="$cache/bench/emberflow"
     cp "$CARGO_TARGET_DIR/debug/emberflow" "$BENCH_BINARY"
 fi
-exec "$cache/bench/bin/python" benches/compare.py --binary "$BENCH_BINARY" "$@"
+exec "$python" benches/compare.py --binary "$BENCH_BINARY" "$@"

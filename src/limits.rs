@@ -30,6 +30,9 @@ pub const REBALANCING: Duration = Duration::from_secs(1);
 /// How long a trial of a training measures: tens of steps of a small model, and a few of a wide one.
 pub const TRIAL: Duration = Duration::from_millis(700);
 
+/// Executors of a fleet that is only simulated: ten times what anyone trains an autoencoder on.
+pub const SIMULATED_EXECUTORS: u32 = 100_000;
+
 /// Steps that executors take alone with `sync: local_sgd`, unless the file says otherwise.
 pub const LOCAL_STEPS: u32 = 8;
 

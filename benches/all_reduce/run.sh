@@ -3,12 +3,11 @@
 #
 #   benches/all_reduce/run.sh [--ranks N] [--mib N] [--rounds N] [--turns N]
 #
-# Needs iperf3, and the virtual environment that benches/run.sh makes. BENCH_ALL_REDUCE names
-# another build of examples/all_reduce.rs to measure.
+# Needs iperf3. BENCH_ALL_REDUCE names another build of examples/all_reduce.rs to measure.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-cache="${XDG_CACHE_HOME:-$HOME/.cache}/emberflow"
-export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$cache/target}"
+. benches/environment.sh
+command -v iperf3 >/dev/null || { echo "missing: iperf3 (Debian: apt-get install iperf3)" >&2; exit 1; }
 
 if [[ -z "${BENCH_ALL_REDUCE:-}" ]]; then
     # As in benches/run.sh: only our own crate is built again.
@@ -16,4 +15,4 @@ if [[ -z "${BENCH_ALL_REDUCE:-}" ]]; then
     BENCH_ALL_REDUCE="$cache/bench/all_reduce"
     cp "$CARGO_TARGET_DIR/debug/examples/all_reduce" "$BENCH_ALL_REDUCE"
 fi
-exec "$cache/bench/bin/python" benches/all_reduce/compare.py --binary "$BENCH_ALL_REDUCE" "$@"
+exec "$python" benches/all_reduce/compare.py --binary "$BENCH_ALL_REDUCE" "$@"

@@ -16,6 +16,7 @@ mod pipeline_args;
 mod run;
 mod schema;
 mod shell;
+mod simulate;
 mod sql;
 mod validate;
 mod verify;
@@ -67,6 +68,8 @@ enum Command {
     Run(run::Args),
     /// Show that executors together come to what one alone comes to, by every strategy.
     Verify(verify::Args),
+    /// Predict how fast fleets of any size would train, from a few seconds of measuring here.
+    Simulate(simulate::Args),
     /// Query embeddings, sources and runs; interactive without a query.
     Sql(sql::Args),
     /// List runs.
@@ -139,6 +142,7 @@ fn dispatch(cli: Cli, color: bool) -> Result<u8, Failure> {
             Command::Explain(args) => explain::run(&context, &args).await,
             Command::Run(args) => Box::pin(run::run(&context, args)).await,
             Command::Verify(args) => Box::pin(verify::run(&context, args)).await,
+            Command::Simulate(args) => Box::pin(simulate::run(&context, args)).await,
             Command::Sql(args) => sql::run(&context, args).await,
             Command::Runs(args) => history::runs(&context, &args).await,
             Command::Status(args) => history::status(&context, &args).await,

@@ -1,10 +1,13 @@
 //! Data on stdout.
 
-use std::io::{self, ErrorKind, Write};
+use std::{
+    fmt,
+    io::{self, ErrorKind, Write},
+};
 
 use serde::Serialize;
 
-use super::Failure;
+use super::{Failure, run::OutputFormat};
 
 /// Writes to stdout. A reader that closed the pipe (`head`) has seen enough: no error.
 pub(super) fn print(text: &str) -> Result<(), Failure> {
@@ -18,6 +21,14 @@ pub(super) fn print(text: &str) -> Result<(), Failure> {
 /// A line on stderr, for hints.
 pub(super) fn hint(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// A result, as asked for.
+pub(super) fn result(format: OutputFormat, value: &(impl fmt::Display + Serialize)) -> Result<(), Failure> {
+    match format {
+        OutputFormat::Text => print(&value.to_string()),
+        OutputFormat::Json => print(&format!("{}\n", serde_json::to_string(value).map_err(Failure::bug)?)),
+    }
 }
 
 /// A value as indented JSON.

@@ -141,13 +141,7 @@ pub(super) async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
 async fn dry_run(context: &Context, args: &Args) -> Result<u8, Failure> {
     let plan = args.plan()?;
     let explanation = cluster::explain(&context.storage, &plan).await?;
-    match args.output {
-        OutputFormat::Text => output::print(&explanation.to_string())?,
-        OutputFormat::Json => {
-            let line = serde_json::to_string(&explanation).map_err(Failure::bug)?;
-            output::print(&format!("{line}\n"))?;
-        }
-    }
+    output::result(args.output, &explanation)?;
     Ok(0)
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Context, Failure, output, pipeline_args::PipelineArgs, run};
 use crate::{
-    cluster::{self, Stop, VerifyOptions},
+    cluster::{self, Aside, Stop},
     ids::RunId,
     pipeline::spec::Choice,
     remedy::Remedy,
@@ -33,19 +33,19 @@ pub(super) async fn run(context: &Context, args: Args) -> Result<u8, Failure> {
     let mut plan = args.pipeline.plan()?;
     let executors = args.executors.unwrap_or(plan.run.executors.max(2));
     plan.run = plan.run.started_with(Some(Choice::Fixed(executors)), args.launcher.map(Into::into));
-    let options =
-        VerifyOptions { epochs: args.epochs, site: context.config.clone(), site_file: context.config_file.clone() };
     let run_id = RunId::new("verify").ok_or_else(|| Failure::bug("no name for a run"))?;
     let events = Events::new(run_id, run::progress(context));
     let stop = Stop::default();
     let _signals = run::Signals::listen(stop.clone())?;
-    let verification = Box::pin(cluster::verify(&context.storage, &plan, &options, &events, &stop)).await?;
-    match args.output {
-        run::OutputFormat::Text => output::print(&verification.to_string())?,
-        run::OutputFormat::Json => {
-            let line = serde_json::to_string(&verification).map_err(Failure::bug)?;
-            output::print(&format!("{line}\n"))?;
-        }
-    }
+    let aside = Aside {
+        storage: &context.storage,
+        plan: &plan,
+        site: &context.config,
+        site_file: context.config_file.clone(),
+        events: &events,
+        stop: &stop,
+    };
+    let verification = Box::pin(cluster::verify(&aside, args.epochs)).await?;
+    output::result(args.output, &verification)?;
     Ok(if verification.passed() { 0 } else { Remedy::ReportBug.exit_code() })
 }

@@ -7,39 +7,56 @@ use std::{
 };
 
 use super::{
-    RunError,
-    cost::{Constants, Measured, Setting, Way},
+    Link, RunError,
+    cost::{Constants, Measured, Predicted, Setting, Way, share},
     stages::Stages,
     training::Training,
 };
 use crate::{
     data::{self, Dataset, FittedFeatures},
-    learn::{NetShape, Trained},
+    learn::{Extent, NetShape, Trained},
     limits,
     pipeline::{
-        ModelPlan,
+        ModelPlan, PartitionPlan,
         spec::{Compression, Launcher, SyncStrategy},
     },
-    runs::DecisionRecord,
+    runs::{DecisionRecord, EpochRecord, ExpectedSpeed},
+    storage::Location,
     telemetry::Event,
 };
 
 /// What is this much faster is worth being less exact, or having more executors, for.
 const WORTH: f64 = 1.1;
 
+/// The fullest executor has at most so many times its share of the rows, where partitions allow it.
+const EVEN: f64 = 1.05;
+
 /// Up to so many executors every number is looked at, beyond only powers of two.
 const EACH: u32 = 64;
 
 /// What trials measured of a training, and where it is to run.
-struct Probe {
+#[derive(Clone)]
+pub(super) struct Probe {
     /// One executor.
-    single: Measured,
-    constants: Constants,
+    pub single: Measured,
+    pub constants: Constants,
     setting: Setting,
 }
 
 impl Probe {
-    fn rows_per_s(&self, way: &Way) -> f64 {
+    /// The same with a host for each executor, joined by another network.
+    pub fn joined_by(&self, link: Link) -> Self {
+        let constants = Constants { latency_s: link.latency_s, byte_s: 1.0 / link.bytes_per_s, ..self.constants };
+        Self { constants, setting: Setting { one_host: false, ..self.setting.clone() }, ..*self }
+    }
+
+    /// A step of one way to train.
+    pub fn predict(&self, way: &Way) -> Predicted {
+        self.constants.predict(&self.setting, way)
+    }
+
+    /// Rows per second of one way to train.
+    pub fn rows_per_s(&self, way: &Way) -> f64 {
         self.constants.rows_per_s(&self.setting, way)
     }
 }
@@ -54,11 +71,12 @@ impl Stages<'_> {
         dataset: &Arc<Dataset>,
     ) -> Result<ModelPlan, RunError> {
         let mut chosen = model.clone();
-        let open = self.plan.run.choose_executors || model.train.choose_sync;
-        if !open || (self.plan.run.executors == 1 && !self.plan.run.choose_executors) {
+        let run = &self.plan.run;
+        let open = run.choose_executors || (run.executors > 1 && (model.train.choose_sync || model.partition.choose));
+        if !open {
             return Ok(chosen);
         }
-        let location = self.work.join(&format!("decision-{}.json", model.name));
+        let location = self.decision_file(model);
         let decision: DecisionRecord = if let Some(decision) = self.written(&location).await? {
             decision
         } else {
@@ -66,20 +84,47 @@ impl Stages<'_> {
             self.write(&location, &decision).await?;
             decision
         };
+        chosen.train.sync = decision.sync;
+        chosen.train.compression = decision.compression;
+        chosen.partition.count = decision.partitions;
+        self.follow(decision);
+        Ok(chosen)
+    }
+
+    /// Looks at the decision again at the end of an epoch, with so many rows to come. What changes is
+    /// how many executors there are, for that does not change what is computed.
+    pub async fn reconsider(&mut self, model: &ModelPlan, last: &EpochRecord, left: f64) -> Result<(), RunError> {
+        let decided = self.record.decisions.iter().find(|decision| decision.model == model.name);
+        let measured = last.rows as f64 / last.elapsed_s.max(f64::MIN_POSITIVE);
+        let Some(better) = decided.and_then(|decision| correct(decision, measured, left)) else { return Ok(()) };
+        self.write(&self.decision_file(model), &better).await?;
+        self.follow(better);
+        Ok(())
+    }
+
+    /// Whether a later epoch may show that there are too many executors.
+    pub fn may_reconsider(&self, model: &ModelPlan) -> bool {
+        let decided = self.record.decisions.iter().find(|decision| decision.model == model.name);
+        self.plan.run.choose_executors && decided.is_some_and(|decision| decision.executors > 1)
+    }
+
+    fn decision_file(&self, model: &ModelPlan) -> Location {
+        self.work.join(&format!("decision-{}.json", model.name))
+    }
+
+    /// Makes a decision that of the fleet and of the record.
+    fn follow(&mut self, decision: DecisionRecord) {
         self.events.emit(&Event::Decision {
-            model: model.name.clone(),
+            model: decision.model.clone(),
             executors: decision.executors,
             sync: name(decision.sync).to_owned(),
             compression: compression(decision.compression).to_owned(),
             why: decision.why.clone(),
         });
-        chosen.train.sync = decision.sync;
-        chosen.train.compression = decision.compression;
         self.fleet.resize(decision.executors);
         self.record.executors = decision.executors;
         self.record.decisions.retain(|other| other.model != decision.model);
         self.record.decisions.push(decision);
-        Ok(chosen)
     }
 
     async fn decide(
@@ -89,10 +134,15 @@ impl Stages<'_> {
         dataset: &Arc<Dataset>,
     ) -> Result<DecisionRecord, RunError> {
         let run = &self.plan.run;
-        let most = run.executors.min(model.partition.count).max(1);
+        let most = if model.partition.choose { limits::MAX_PARTITIONS } else { model.partition.count };
+        let most = run.executors.min(most).max(1);
         let counts = if run.choose_executors { counts(most) } else { vec![run.executors] };
         let started = self.start("measure", &model.name, None, "trials");
-        let probe = self.probe(model, features, dataset, most).await?;
+        let mut dealt = model.clone();
+        if model.partition.choose {
+            dealt.partition.count = self.partitions(model, dataset, &counts);
+        }
+        let probe = self.probe(&dealt, features, dataset, most).await?;
         self.finish("measure", &model.name, started);
         let open = if model.train.choose_sync { ways() } else { vec![(model.train.sync, model.train.compression)] };
         // The exact first, then the fewest executors.
@@ -106,20 +156,40 @@ impl Stages<'_> {
         let Some((way, speed)) = all.iter().find(worth).copied() else {
             return Err(RunError::Protocol { what: "nothing to choose from" });
         };
-        let single = probe.single.rows_per_s();
+        let alike = all.iter().filter(|(other, _)| other.sync == way.sync && other.compression == way.compression);
+        let expected = |(way, speed): &(Way, f64)| ExpectedSpeed { executors: way.executors, rows_per_s: *speed };
         Ok(DecisionRecord {
             model: model.name.clone(),
             executors: way.executors,
             sync: way.sync,
             compression: way.compression,
+            partitions: dealt.partition.count,
+            speeds: alike.map(expected).collect(),
             rows_per_s: speed,
-            single_rows_per_s: single,
+            single_rows_per_s: probe.single.rows_per_s(),
             why: why(&probe, &way, &all),
         })
     }
 
+    /// The fewest partitions that executors share evenly, however many of these numbers they are.
+    fn partitions(&self, model: &ModelPlan, dataset: &Dataset, executors: &[u32]) -> u32 {
+        let least = executors.iter().copied().max().unwrap_or(1).max(limits::PARTITIONS);
+        let doubled = std::iter::successors(Some(least), |count| count.checked_mul(2));
+        let load = |count: u32| {
+            let plan = PartitionPlan { count, ..model.partition.clone() };
+            let weights = data::deal(dataset, &plan, model.train.validation, self.plan.run.seed).weights();
+            let loads = executors.iter().map(|executors| share(&weights, *executors) * f64::from(*executors));
+            loads.fold(1.0, f64::max)
+        };
+        let tried = doubled.take_while(|count| *count <= limits::MAX_PARTITIONS.min(least * 64));
+        let loads: Vec<(u32, f64)> = tried.map(|count| (count, load(count))).collect();
+        let even = loads.iter().find(|(_, load)| *load <= EVEN);
+        let best = loads.iter().min_by(|a, b| a.1.total_cmp(&b.1));
+        even.or(best).map_or(least, |(count, _)| *count)
+    }
+
     /// Tries a training out, for a second or so each, on one executor and, where there can be two, on two.
-    async fn probe(
+    pub async fn probe(
         &mut self,
         model: &ModelPlan,
         features: &FittedFeatures,
@@ -145,7 +215,7 @@ impl Stages<'_> {
     }
 
     /// Trains for a moment, and keeps nothing of it.
-    async fn trial(
+    pub async fn trial(
         &mut self,
         model: &ModelPlan,
         features: &FittedFeatures,
@@ -156,7 +226,7 @@ impl Stages<'_> {
         (plan.train.sync, plan.train.compression) = (SyncStrategy::default(), Compression::None);
         (plan.train.checkpoint_steps, plan.train.early_stopping) = (None, None);
         let mut work = self.training_work(&plan, features, dataset)?;
-        work.trial = Some(limits::TRIAL);
+        work.extent = Extent::Trial(limits::TRIAL);
         self.fleet.resize(executors);
         let trained = self.fleet.train(Training::new(self.storage, work, Arc::clone(dataset))).await?;
         if self.stop.load(Ordering::Relaxed) {
@@ -164,6 +234,37 @@ impl Stages<'_> {
         }
         Ok(measured(&trained, plan.train.batch))
     }
+}
+
+/// A better decision for so many rows to come, where an epoch's speed shows that the model was off:
+/// the fleets of several executors are as far off as this one, one executor was measured alone.
+fn correct(decision: &DecisionRecord, measured: f64, left: f64) -> Option<DecisionRecord> {
+    let off = measured / decision.rows_per_s.max(f64::MIN_POSITIVE);
+    let corrected = decision.speeds.iter().map(|expected| match expected.executors {
+        1 => *expected,
+        _ => ExpectedSpeed { rows_per_s: expected.rows_per_s * off, ..*expected },
+    });
+    let speeds: Vec<ExpectedSpeed> = corrected.collect();
+    let best = speeds.iter().map(|expected| expected.rows_per_s).fold(0.0, f64::max);
+    let better = speeds.iter().find(|expected| expected.rows_per_s * WORTH >= best)?;
+    let saved_s = left / measured.max(f64::MIN_POSITIVE) - left / better.rows_per_s.max(f64::MIN_POSITIVE);
+    if better.executors == decision.executors
+        || better.rows_per_s < measured * WORTH
+        || saved_s < limits::REBALANCING.as_secs_f64()
+    {
+        return None;
+    }
+    let way = Way { executors: better.executors, sync: decision.sync, compression: decision.compression };
+    let before = Way { executors: decision.executors, ..way };
+    let why = format!(
+        "{}: {:.0} rows/s expected; {} were measured at {measured:.0}, not {:.0}",
+        way_in_words(&way),
+        better.rows_per_s,
+        way_in_words(&before),
+        decision.rows_per_s
+    );
+    let (executors, rows_per_s) = (better.executors, better.rows_per_s);
+    Some(DecisionRecord { executors, rows_per_s, speeds, why, ..decision.clone() })
 }
 
 /// What a trial came to: the way of the slowest rank, for whom all others wait.
@@ -223,7 +324,7 @@ fn compression(compression: Compression) -> &'static str {
     }
 }
 
-fn way_in_words(way: &Way) -> String {
+pub(super) fn way_in_words(way: &Way) -> String {
     let executors = if way.executors == 1 { "one executor".to_owned() } else { format!("{} executors", way.executors) };
     match (way.executors, way.compression) {
         (1, _) => executors,
@@ -242,7 +343,7 @@ fn why(probe: &Probe, chosen: &Way, all: &[(Way, f64)]) -> String {
     );
     let others = all.iter().filter(|(way, _)| way.executors != chosen.executors || way.sync != chosen.sync);
     if let Some((other, speed)) = others.max_by(|a, b| a.1.total_cmp(&b.1)) {
-        let step = probe.constants.predict(&probe.setting, other);
+        let step = probe.predict(other);
         let _ = write!(
             text,
             "; next best {}: {speed:.0}, a step being {:.1} ms of computing, {:.1} ms of waiting, {:.1} ms of exchange",
@@ -253,4 +354,36 @@ fn why(probe: &Probe, chosen: &Way, all: &[(Way, f64)]) -> String {
         );
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decision() -> DecisionRecord {
+        let speeds = [(1, 100.0), (2, 190.0), (4, 350.0)];
+        let expected = |(executors, rows_per_s)| ExpectedSpeed { executors, rows_per_s };
+        DecisionRecord {
+            model: "m".to_owned(),
+            executors: 4,
+            sync: SyncStrategy::default(),
+            compression: Compression::None,
+            partitions: 8,
+            speeds: speeds.into_iter().map(expected).collect(),
+            rows_per_s: 350.0,
+            single_rows_per_s: 100.0,
+            why: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_fleet_that_is_slower_than_expected_makes_room() {
+        assert!(correct(&decision(), 340.0, 1e6).is_none(), "as expected");
+        assert!(correct(&decision(), 150.0, 1e6).is_none(), "slower, but nothing else is faster");
+        assert!(correct(&decision(), 50.0, 20.0).is_none(), "too few rows are left");
+        let better = correct(&decision(), 50.0, 1e6).unwrap();
+        assert_eq!((better.executors, better.rows_per_s), (1, 100.0));
+        assert!(better.why.contains("4 executors by all_reduce were measured at 50, not 350"), "{}", better.why);
+        assert!(correct(&better, 20.0, 1e6).is_none(), "one executor is what there is");
+    }
 }

@@ -213,20 +213,24 @@ impl Constants {
 }
 
 impl Setting {
-    /// The fullest executor's part of the rows. Where there are more executors than partitions, the
-    /// rows are taken to be dealt to as many partitions, as skewed as these.
-    pub fn share(&self, executors: u32) -> f64 {
-        let total: u64 = self.partitions.iter().sum();
-        let fullest = self.partitions.iter().copied().max().unwrap_or(0);
-        if total == 0 || executors as usize >= self.partitions.len() {
-            let skew = fullest as f64 * self.partitions.len() as f64 / total.max(1) as f64;
-            return (skew.max(1.0) / f64::from(executors.max(1))).min(1.0);
-        }
-        let mut loads = vec![0; executors.max(1) as usize];
-        let owners = data::balance(&self.partitions, loads.len());
-        owners.into_iter().zip(&self.partitions).for_each(|(owner, rows)| loads[owner] += rows);
-        loads.into_iter().max().unwrap_or(0) as f64 / total as f64
+    fn share(&self, executors: u32) -> f64 {
+        share(&self.partitions, executors)
     }
+}
+
+/// The fullest executor's part of the rows. Where there are more executors than partitions, the
+/// rows are taken to be dealt to as many partitions, as skewed as these.
+pub fn share(partitions: &[u64], executors: u32) -> f64 {
+    let total: u64 = partitions.iter().sum();
+    if total == 0 || executors as usize >= partitions.len() {
+        let fullest = partitions.iter().copied().max().unwrap_or(0);
+        let skew = fullest as f64 * partitions.len() as f64 / total.max(1) as f64;
+        return (skew.max(1.0) / f64::from(executors.max(1))).min(1.0);
+    }
+    let mut loads = vec![0; executors.max(1) as usize];
+    let owners = data::balance(partitions, loads.len());
+    owners.into_iter().zip(partitions).for_each(|(owner, rows)| loads[owner] += rows);
+    loads.into_iter().max().unwrap_or(0) as f64 / total as f64
 }
 
 /// Messages one after the other, and bytes on a rank's wire, of an all-reduce.

@@ -15,6 +15,7 @@ use crate::{
         ModelPlan, PipelinePlan,
         spec::{PartitionBy, Spread},
     },
+    runs::{self, DecisionRecord},
     storage::{Location, Storage},
 };
 
@@ -78,6 +79,10 @@ pub struct ModelExplanation {
     pub exchanged_bytes_per_step: Option<usize>,
     /// Memory for one rank's parameters, gradients and optimizer state.
     pub model_bytes_per_rank: Option<usize>,
+    /// What a measurement settles when it runs: `executors`, `sync`, `partition`.
+    pub left_open: Vec<&'static str>,
+    /// What the last run of this pipeline decided of that.
+    pub decision: Option<DecisionRecord>,
     /// How the rows are dealt; unknown where a query or an exchange must run first.
     pub rows: Option<RowsExplanation>,
 }
@@ -205,6 +210,13 @@ async fn explain_model(
         reject_missing: layout.reject_missing(),
         hash: (model.partition.by == PartitionBy::Hash).then(|| model.partition.clone()),
     };
+    let left_open = [
+        (plan.run.choose_executors, "executors"),
+        (model.train.choose_sync, "sync"),
+        (model.partition.choose, "partition"),
+    ];
+    let decision =
+        if left_open.iter().any(|(open, _)| *open) { last_decision(storage, plan, model).await? } else { None };
     let dataset = data::in_place(storage, plan, engine, &model.from, &needs).await?;
     let inner = || model.net.hidden.iter().copied();
     let half = || inner().chain([model.net.latent]).chain(inner().rev());
@@ -223,8 +235,21 @@ async fn explain_model(
             let own = Parts::new(model.spread, shape, plan.run.executors).map(|parts| parts.largest());
             2 * (shape.parameters() + own.unwrap_or(shape.parameters())) * size_of::<f32>()
         }),
+        left_open: left_open.into_iter().filter_map(|(open, key)| open.then_some(key)).collect(),
+        decision,
         rows: dataset.map(|dataset| explain_rows(&dataset, plan, model, shape.as_ref())),
     })
+}
+
+/// What was decided in the latest run of this pipeline that left it open.
+async fn last_decision(
+    storage: &Storage,
+    plan: &PipelinePlan,
+    model: &ModelPlan,
+) -> Result<Option<DecisionRecord>, RunError> {
+    let latest_first = runs::list_runs(storage, &plan.store).await?.into_iter();
+    let mut decisions = latest_first.filter(|run| run.pipeline == plan.name).flat_map(|run| run.decisions);
+    Ok(decisions.find(|decision| decision.model == model.name))
 }
 
 /// The network's shape, where it is known before rows are read.
@@ -302,6 +327,12 @@ impl fmt::Display for ModelExplanation {
             writeln!(f, "    exchanged per step and executor: {}", bytes(exchanged as u64))?;
         } else {
             writeln!(f, "    layers ?-{widths}-?: a list's width is known once its rows are read")?;
+        }
+        if !self.left_open.is_empty() {
+            writeln!(f, "    left to a measurement: {}", self.left_open.join(", "))?;
+        }
+        if let Some(decision) = &self.decision {
+            writeln!(f, "    decided last: {}", decision.why)?;
         }
         let Some(rows) = &self.rows else {
             return writeln!(f, "    rows are counted when the run prepares them (a query or an exchange comes first)");

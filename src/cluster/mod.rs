@@ -11,6 +11,7 @@
 //! What an attempt finishes it writes down; the next attempt goes on from there. Row data
 //! never passes through the driver.
 
+mod aside;
 mod choose;
 mod cost;
 mod error;
@@ -20,15 +21,18 @@ mod fleet;
 mod link;
 mod protocol;
 mod run;
+mod simulate;
 mod stages;
 mod stop;
 mod training;
 mod verify;
 
+pub use aside::Aside;
 pub use error::RunError;
 pub use executor::execute;
 pub use explain::{Explanation, explain};
 pub use fleet::executor_security;
 pub use run::{EmptyInput, Outcome, Run, RunOptions, RunOutcome};
+pub use simulate::{CheckedFleet, Link, SimulateOptions, SimulatedModel, SimulatedWay, Simulation, simulate};
 pub use stop::Stop;
-pub use verify::{Verification, VerifiedModel, VerifiedStrategy, VerifyOptions, verify};
+pub use verify::{Verification, VerifiedModel, VerifiedStrategy, verify};

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     data::{self, Dataset, Engine, FeatureLayout, FittedFeatures, Needs, Partitions, Snapshot},
     embed,
-    learn::{Model, NetShape, Phases, Trained},
+    learn::{Extent, Model, NetShape, Phases, Trained},
     pipeline::{EmbeddingPlan, ModelPlan, PipelinePlan, spec::PartitionBy},
     runs::{self, EmbeddingRecord, Lease, ModelRecord, RankRecord, RunRecord, RunsError},
     storage::{Location, Storage, StorageError},
@@ -111,10 +111,7 @@ impl Stages<'_> {
         let shape = NetShape::new(plan, &features);
         let plan = &self.choose(plan, &features, dataset).await?;
         let started = self.start("train", &plan.name, Some(u64::from(plan.train.epochs)), "epochs");
-        let work = self.training_work(plan, &features, dataset)?;
-        let training = Training::new(self.storage, work, Arc::clone(dataset));
-        let partitions = Arc::clone(training.partitions());
-        let trained = self.fleet.train(training).await?;
+        let (trained, partitions) = self.train(plan, &features, dataset).await?;
         self.finish("train", &plan.name, started);
         let ledger = training_ledger(&plan.name, dataset, &partitions, &trained);
         self.balance(ledger)?;
@@ -128,6 +125,39 @@ impl Stages<'_> {
         };
         self.save(&model, &partitions, &trained).await?;
         Ok(model)
+    }
+
+    /// Trains to the end, with stops on the way where the number of executors may yet change.
+    async fn train(
+        &mut self,
+        plan: &ModelPlan,
+        features: &FittedFeatures,
+        dataset: &Arc<Dataset>,
+    ) -> Result<(Vec<Trained>, Arc<Partitions>), RunError> {
+        let mut all: Vec<Trained> = Vec::new();
+        let mut until = 1;
+        loop {
+            let stops = self.may_reconsider(plan) && until < plan.train.epochs;
+            let mut work = self.training_work(plan, features, dataset)?;
+            work.extent = if stops { Extent::Epochs(until) } else { Extent::Whole };
+            let training = Training::new(self.storage, work, Arc::clone(dataset));
+            let partitions = Arc::clone(training.partitions());
+            let mut trained = self.fleet.train(training).await?;
+            trained.iter_mut().zip(&all).for_each(|(rank, before)| rank.after(before));
+            // Ranks that are no more.
+            trained.extend(all.drain(..).skip(trained.len()));
+            all = trained;
+            let last = all.first().and_then(|first| first.history.last());
+            match last {
+                Some(last) if stops && last.epoch >= until => {
+                    let left = last.rows as f64 * f64::from(plan.train.epochs - last.epoch);
+                    let last = last.clone();
+                    until = 2 * last.epoch;
+                    self.reconsider(plan, &last, left).await?;
+                }
+                _ => return Ok((all, partitions)),
+            }
+        }
     }
 
     /// What executors need to know of a training.
@@ -146,7 +176,7 @@ impl Stages<'_> {
             identity: self.identity(plan)?,
             checkpoint: self.work.join(&format!("checkpoint-{}.safetensors", plan.name)),
             fence: self.lease.fence(),
-            trial: None,
+            extent: Extent::Whole,
         })
     }
 
@@ -194,6 +224,7 @@ impl Stages<'_> {
         hash.update(&self.plan.spec_hash);
         hash.update(serde_json::to_vec(self.snapshot).map_err(RunsError::Encode)?);
         hash.update(&plan.name);
+        hash.update(plan.partition.count.to_le_bytes());
         Ok(format!("{:x}", hash.finalize()))
     }
 
@@ -332,9 +363,10 @@ impl Stages<'_> {
         let history = &trained[0].history;
         self.measure("train_rows", history.iter().map(|epoch| epoch.rows as f64).sum());
         self.measure("train_s", history.iter().map(|epoch| epoch.elapsed_s).sum());
+        // Over all models; the speed-up is told where there is one.
         let speed = self.record.metrics["train_rows"] / self.record.metrics["train_s"].max(f64::MIN_POSITIVE);
         self.record.metrics.insert("train_rows_per_s".to_owned(), speed);
-        if let [decision] = &self.record.decisions[..] {
+        if let ([decision], 1) = (&self.record.decisions[..], self.plan.models.len()) {
             let speed_up = speed / decision.single_rows_per_s.max(f64::MIN_POSITIVE);
             let efficiency = speed_up / f64::from(decision.executors);
             self.record.metrics.insert("speed_up".to_owned(), speed_up);

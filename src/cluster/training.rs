@@ -1,7 +1,7 @@
 //! The training of one model, as an executor takes part in it: a thread of this process, or
 //! another process on another machine.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
@@ -11,7 +11,8 @@ use crate::{
     data::{self, Dataset, DatasetFiles, Feed, FeedPlan, FittedFeatures, Partitions, StepPlan},
     ids::Rank,
     learn::{
-        self, Checkpoint, Communicator, Control, LearnError, NetShape, Observer, Parts, SharedComm, TrainJob, Trained,
+        self, Checkpoint, Communicator, Control, Extent, LearnError, NetShape, Observer, Parts, SharedComm, TrainJob,
+        Trained,
     },
     pipeline::{
         ModelPlan, RunPlan,
@@ -36,8 +37,8 @@ pub(super) struct TrainWork {
     pub checkpoint: Location,
     /// The attempt that this is for.
     pub fence: Fence,
-    /// For how long to train, where only the speed counts and nothing is kept.
-    pub trial: Option<Duration>,
+    /// How far to train.
+    pub extent: Extent,
 }
 
 /// A training with its rows at hand.
@@ -108,7 +109,7 @@ impl Training {
 
     /// The checkpoint on storage, if there is one that fits.
     pub async fn checkpoint(&self) -> Result<Option<Checkpoint>, RunError> {
-        if self.work.trial.is_some() {
+        if self.work.extent.trial().is_some() {
             return Ok(None);
         }
         Ok(Checkpoint::load(&self.storage, &self.work.checkpoint, &self.work.identity).await?)
@@ -161,7 +162,7 @@ impl Training {
             identity: self.work.identity.clone(),
             source,
             parts: Parts::new(model.spread, shape, world_size),
-            trial: self.work.trial,
+            extent: self.work.extent,
         };
         // A server computes nothing that needs a device.
         let serves = rank.0 + self.servers() >= world_size;
@@ -183,7 +184,7 @@ pub(super) struct Watch<'a> {
 
 impl Observer for Watch<'_> {
     fn progress(&mut self, epoch: u32, _step: u64) {
-        if self.training.work.trial.is_some() {
+        if self.training.work.extent.trial().is_some() {
             return;
         }
         let (kind, name) = ("train".to_owned(), self.training.work.model.name.clone());

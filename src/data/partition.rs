@@ -378,7 +378,7 @@ mod tests {
     }
 
     fn plan(by: PartitionBy, count: u32) -> PartitionPlan {
-        PartitionPlan { by, columns: Vec::new(), count }
+        PartitionPlan { by, columns: Vec::new(), count, choose: false }
     }
 
     fn identities(partitions: &Partitions) -> Vec<u64> {

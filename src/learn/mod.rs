@@ -39,4 +39,4 @@ pub use spread::{Parts, check_spread, exchanged_numbers, features_read, partitio
 pub use step::Step;
 pub use sync::{Staleness, servers, survives};
 pub use tcp::{TcpPlace, tcp};
-pub use train::{Control, Observer, Phases, TrainJob, Trained, train_rank};
+pub use train::{Control, Extent, Observer, Phases, TrainJob, Trained, train_rank};

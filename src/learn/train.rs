@@ -59,9 +59,27 @@ pub struct TrainJob<'a> {
     pub source: Rank,
     /// Which numbers each rank updates, where the model is spread; none where each has a replica.
     pub parts: Option<Parts>,
-    /// For how long to train, where it is only to be measured how fast that is: within the first
-    /// epoch, and nothing is kept.
-    pub trial: Option<Duration>,
+    /// How far to train.
+    pub extent: Extent,
+}
+
+/// How far a training goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Extent {
+    /// To the end.
+    #[default]
+    Whole,
+    /// Until so many epochs are behind; the same training goes on from there.
+    Epochs(u32),
+    /// For so long, within the first epoch, to measure how fast it is; nothing is kept.
+    Trial(Duration),
+}
+
+impl Extent {
+    /// For how long, of a trial.
+    pub fn trial(self) -> Option<Duration> {
+        if let Self::Trial(duration) = self { Some(duration) } else { None }
+    }
 }
 
 impl TrainJob<'_> {
@@ -140,6 +158,28 @@ pub struct Trained {
     pub barrier_s: f64,
 }
 
+impl Trained {
+    /// Takes in what the same rank did before, in an earlier part of the same training.
+    pub fn after(&mut self, before: &Self) {
+        self.rows_per_epoch.splice(0..0, before.rows_per_epoch.iter().copied());
+        self.phases.add(&before.phases);
+        self.bytes_sent += before.bytes_sent;
+        if let (Some(staleness), Some(before)) = (&mut self.staleness, &before.staleness) {
+            staleness.add(before);
+        }
+    }
+}
+
+impl Phases {
+    fn add(&mut self, other: &Self) {
+        self.feed_wait_s += other.feed_wait_s;
+        self.compute_s += other.compute_s;
+        self.wait_s += other.wait_s;
+        self.communicate_s += other.communicate_s;
+        self.update_s += other.update_s;
+    }
+}
+
 /// Trains on the calling thread until done, stopped (`LearnError::Interrupted`, after a
 /// checkpoint), told to regroup (`LearnError::Regroup`) or failed. `state` is where this rank is,
 /// an empty one at the beginning; that of `job.source` counts. However the training ends, the
@@ -185,7 +225,7 @@ pub fn train_rank(
         told: Instant::now(),
         began: Instant::now(),
     };
-    if job.trial.is_some() {
+    if job.extent.trial().is_some() {
         return trainer.try_out();
     }
     if trainer.is_done() {
@@ -248,7 +288,8 @@ impl Trainer<'_, '_> {
     fn is_done(&self) -> bool {
         let stale = self.state.stale_epochs;
         let gave_up = |stopping: EarlyStopping| stale > 0 && stale >= stopping.patience;
-        self.state.epoch >= self.job.plan.epochs || self.job.plan.early_stopping.is_some_and(gave_up)
+        let until = if let Extent::Epochs(until) = self.job.extent { until } else { self.job.plan.epochs };
+        self.state.epoch >= until.min(self.job.plan.epochs) || self.job.plan.early_stopping.is_some_and(gave_up)
     }
 
     /// Measures steps for a while; the account's only epoch tells how many rows they had.
@@ -266,7 +307,7 @@ impl Trainer<'_, '_> {
 
     /// Forgets what a trial measured so far, once it has warmed up.
     fn warm_up(&mut self) {
-        if self.job.trial.is_some() && self.state.step == WARM_UP && self.job.steps.steps() > 2 * WARM_UP {
+        if self.job.extent.trial().is_some() && self.state.step == WARM_UP && self.job.steps.steps() > 2 * WARM_UP {
             self.phases = Phases::default();
             self.rows_per_epoch = vec![0];
             (self.state.epoch_rows, self.state.epoch_elapsed_s) = (0, 0.0);
@@ -291,7 +332,7 @@ impl Trainer<'_, '_> {
             self.state.epoch_elapsed_s += seconds_since(mem::replace(&mut started, Instant::now()));
             match taken {
                 Taken::Alone => {}
-                Taken::Updated(votes) if votes.stop && self.job.trial.is_some() => return Ok(()),
+                Taken::Updated(votes) if votes.stop && self.job.extent.trial().is_some() => return Ok(()),
                 Taken::Updated(votes) => self.after_update(before, votes)?,
                 Taken::NotFinite(rank) => return Err(self.not_finite(rank, last + 1)),
             }
@@ -334,7 +375,7 @@ impl Trainer<'_, '_> {
         }
         self.phases.compute_s += seconds_since(started);
         let (rows, mut votes) = (self.job.counted(batch, self.comm.rank()), self.control.votes());
-        votes.stop |= self.job.trial.is_some_and(|trial| self.began.elapsed() >= trial);
+        votes.stop |= self.job.extent.trial().is_some_and(|trial| self.began.elapsed() >= trial);
         let mut at = At {
             plan: self.job.plan,
             steps: &self.job.steps,

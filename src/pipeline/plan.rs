@@ -147,8 +147,11 @@ impl PipelinePlan {
             spec.transforms.insert(transform.name.clone(), by_content);
         }
         for model in &self.models {
-            let count = Some(model.partition.count);
-            spec.models.entry(model.name.clone()).and_modify(|spec| spec.partition.count = count);
+            spec.models.entry(model.name.clone()).and_modify(|spec| {
+                if let Choice::Fixed(partition) = &mut spec.partition {
+                    partition.count = Some(model.partition.count);
+                }
+            });
         }
         let mut value = serde_json::to_value(spec).unwrap_or_default();
         value.sort_all_objects();
@@ -294,6 +297,8 @@ pub struct PartitionPlan {
     /// Number of partitions, at least 1: as written, else the larger of
     /// `limits::PARTITIONS` and the number of executors.
     pub count: u32,
+    /// Whether the count is chosen once the rows are known.
+    pub choose: bool,
 }
 
 /// The network's shape, but for its input width.

@@ -82,6 +82,12 @@ pub enum Choice<T> {
     Fixed(T),
 }
 
+impl<T: Default> Default for Choice<T> {
+    fn default() -> Self {
+        Self::Fixed(T::default())
+    }
+}
+
 impl<T: Serialize> Serialize for Choice<T> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
@@ -223,9 +229,11 @@ pub struct ModelSpec {
     pub from: String,
     /// Columns that make a row's feature vector, in order.
     pub features: Vec<FeatureSpec>,
-    /// How rows are dealt to executors.
-    #[serde(default)]
-    pub partition: PartitionSpec,
+    /// How rows are dealt to executors, or `auto`: at random, to as many partitions as any number of
+    /// executors that may be chosen can share evenly.
+    #[serde(default, deserialize_with = "short::choice")]
+    #[schemars(schema_with = "short::choice_schema::<PartitionSpec>")]
+    pub partition: Choice<PartitionSpec>,
     /// Widths of the encoder's hidden layers, from the input on; the decoder mirrors them.
     #[serde(default)]
     pub hidden: Vec<usize>,

@@ -19,6 +19,6 @@ mod record;
 pub use error::RunsError;
 pub use lease::{Fence, Lease, Owner, host_name};
 pub use record::{
-    DecisionRecord, EmbeddingRecord, EpochRecord, ErrorRecord, ModelRecord, RankRecord, RunRecord, RunStatus,
-    SourceRecord, list_runs, read_run, run_folder, write_run,
+    DecisionRecord, EmbeddingRecord, EpochRecord, ErrorRecord, ExpectedSpeed, ModelRecord, RankRecord, RunRecord,
+    RunStatus, SourceRecord, list_runs, read_run, run_folder, write_run,
 };

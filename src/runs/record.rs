@@ -171,12 +171,27 @@ pub struct DecisionRecord {
     pub sync: SyncStrategy,
     /// How gradients travel.
     pub compression: Compression,
+    /// Partitions that rows are dealt to.
+    #[serde(default)]
+    pub partitions: u32,
+    /// By this strategy, what each number of executors that could be chosen is expected to do.
+    #[serde(default)]
+    pub speeds: Vec<ExpectedSpeed>,
     /// Rows per second that are expected.
     pub rows_per_s: f64,
     /// Rows per second of one executor, as measured.
     pub single_rows_per_s: f64,
     /// The reason.
     pub why: String,
+}
+
+/// How fast so many executors are expected to be.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExpectedSpeed {
+    /// Executors.
+    pub executors: u32,
+    /// Rows per second.
+    pub rows_per_s: f64,
 }
 
 /// One epoch of training.

@@ -108,7 +108,7 @@ fn needs(columns: &[&str]) -> Needs {
 
 fn hash(columns: &[&str], count: u32) -> PartitionPlan {
     let columns = columns.iter().map(|&name| name.to_owned()).collect();
-    PartitionPlan { by: PartitionBy::Hash, columns, count }
+    PartitionPlan { by: PartitionBy::Hash, columns, count, choose: false }
 }
 
 /// The error with its causes.

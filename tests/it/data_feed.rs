@@ -254,7 +254,7 @@ fn table(files: &[usize], row_group_rows: usize) -> Table {
 
 impl Table {
     fn partitions(&self, count: u32, validation: f64) -> Arc<Partitions> {
-        let plan = PartitionPlan { by: PartitionBy::Random, columns: Vec::new(), count };
+        let plan = PartitionPlan { by: PartitionBy::Random, columns: Vec::new(), count, choose: false };
         Arc::new(deal(&self.dataset, &plan, validation, 42))
     }
 

@@ -38,6 +38,15 @@ impl Bench {
         Self { folder }
     }
 
+    /// The same with another line in its file.
+    fn with(self, line: &str, other: &str) -> Self {
+        let file = self.path("pipeline.yaml");
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(text.contains(line));
+        fs::write(file, text.replace(line, other)).unwrap();
+        self
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -112,14 +121,14 @@ fn until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
 
 #[test]
 fn processes_come_to_what_threads_come_to_over_unequal_and_empty_files() {
-    let rows = [0, 1, 7, 1003];
+    let rows = [0, 1, 7, 100_003];
     for train in [
         "sync: all_reduce",
         "sync: sharded",
         "sync: { parameter_server: { servers: 2 } }",
         "sync: { local_sgd: { steps: 1 } }, optimizer: sgd, learning_rate: 0.1",
     ] {
-        let bench = Bench::new(&rows, "executors: 3", &format!("epochs: 3, {train}"));
+        let bench = Bench::new(&rows, "executors: 3", &format!("epochs: 2, {train}")).with("batch: 32", "batch: 1024");
         bench.run("threads", &[]).expect(0);
         bench.run("processes", &["--launcher", "local"]).expect(0);
         let (threads, processes) = (bench.record("threads"), bench.record("processes"));
@@ -129,7 +138,8 @@ fn processes_come_to_what_threads_come_to_over_unequal_and_empty_files() {
         }
     }
     for train in ["sync: { parameter_server: { mode: async } }", "sync: { parameter_server: { mode: bounded } }"] {
-        let bench = Bench::new(&rows, "executors: 3, launcher: local", &format!("epochs: 3, {train}"));
+        let bench = Bench::new(&rows, "executors: 3, launcher: local", &format!("epochs: 2, {train}"));
+        let bench = bench.with("batch: 32", "batch: 1024");
         bench.run("out", &[]).expect(0);
         assert_balanced(&bench.record("out"), rows.iter().sum::<usize>() as u64);
     }
@@ -151,6 +161,70 @@ fn what_is_left_open_is_measured_decided_and_kept() {
         let speed_up = record["metrics"]["speed_up"].as_f64().unwrap();
         assert!(speed_up > 0.0, "{speed_up}");
     }
+}
+
+#[test]
+fn partitions_that_are_left_open_are_shared_evenly() {
+    let bench = Bench::new(&[3000, 900], "executors: 5", "epochs: 2");
+    let bench = bench.with("latent: 2", "latent: 2\n    partition: auto");
+    bench.run("out", &[]).expect(0);
+    let record = bench.record("out");
+    assert_balanced(&record, 3900);
+    // 8 partitions would give a fifth executor half of what others have.
+    let ranks: Vec<u64> =
+        record["models"][0]["ranks"].as_array().unwrap().iter().map(|rank| rank["rows"].as_u64().unwrap()).collect();
+    assert_eq!(ranks.len(), 5);
+    assert!(ranks.iter().all(|rows| (1400..=1720).contains(rows)), "{ranks:?}");
+    assert!(record["decisions"][0]["partitions"].as_u64().unwrap() > 8);
+    let out = format!("out={}", bench.path("out").display());
+    let answer = emberflow(&["explain", &bench.path("pipeline.yaml").display().to_string(), "--param", &out]).expect(0);
+    assert!(answer.stdout.contains("left to a measurement: partition"), "{}", answer.stdout);
+    assert!(answer.stdout.contains("decided last: 5 executors by all_reduce"), "{}", answer.stdout);
+}
+
+/// A command beside any run, as JSON; it leaves nothing in the store.
+fn aside(bench: &Bench, command: &str, more: &[&str]) -> Value {
+    let (file, out) =
+        (bench.path("pipeline.yaml").display().to_string(), format!("out={}", bench.path("out").display()));
+    let args = [command, &file, "--param", &out, "--output", "json"];
+    let answer = emberflow(&[&args[..], more].concat()).expect(0);
+    assert_eq!(fs::read_dir(bench.path("out")).map_or(0, Iterator::count), 0);
+    serde_json::from_str(&answer.stdout).unwrap()
+}
+
+#[test]
+fn every_strategy_is_verified_beside_one_executor() {
+    let bench = Bench::new(&[2000, 3], "seed: 1", "epochs: 3");
+    let verified = aside(&bench, "verify", &["--executors", "2", "--launcher", "local"]);
+    let strategies = verified["models"][0]["strategies"].as_array().unwrap();
+    let synchronous = strategies.iter().filter(|strategy| strategy["synchronous"] == true);
+    assert_eq!((strategies.len(), synchronous.clone().count()), (8, 4));
+    for strategy in synchronous {
+        assert!(strategy["largest_difference"].as_f64().unwrap() < 1e-4, "{strategy}");
+    }
+    let rounded = strategies[1]["largest_difference"].as_f64().unwrap();
+    assert!(rounded > 0.0 && rounded < 1e-4, "{rounded}");
+    let exchanged = strategies.iter().filter(|strategy| strategy["bytes_per_step"].as_f64().unwrap() > 0.0);
+    assert_eq!(exchanged.count(), 6);
+}
+
+#[test]
+fn fleets_of_any_size_are_simulated() {
+    let bench = Bench::new(&[2000, 3], "seed: 1", "epochs: 3");
+    let simulated = aside(&bench, "simulate", &["--executors", "1,2,10000", "--check", "1,2"]);
+    let model = &simulated["models"][0];
+    let ways = model["ways"].as_array().unwrap();
+    assert_eq!(ways.len(), 3 * 6);
+    assert!(ways.iter().all(|way| way["rows_per_s"].as_f64().unwrap() > 0.0), "{ways:?}");
+    let checks = model["checks"].as_array().unwrap();
+    assert_eq!(checks.iter().map(|check| check["executors"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2]);
+    // Two hosts, joined by a network that costs nothing and by one that costs a second and more.
+    let two = |bandwidth, latency| {
+        let link = ["--executors", "2", "--bandwidth", bandwidth, "--latency", latency];
+        aside(&bench, "simulate", &link)["models"][0]["ways"][0]["speed_up"].as_f64().unwrap()
+    };
+    let (fast, slow) = (two("1000", "0.001"), two("0.001", "100000"));
+    assert!(fast > 10.0 * slow && slow < 0.1, "{fast}, {slow}");
 }
 
 #[test]

@@ -266,7 +266,7 @@ fn parts_cover_what_is_trained() {
     check("{ vertical: { slices: 4 } }", 2, Some(slice(2) + slice(1) + 3));
 }
 
-/// Four slices of the connections, whose loss is near the dense model's.
+/// One, two and four slices of the connections, whose loss is near the dense model's.
 #[test]
 fn connections_are_learned_in_slices() {
     let folder = tempfile::tempdir().unwrap();
@@ -276,7 +276,11 @@ fn connections_are_learned_in_slices() {
     let run = |spread: &str, executors: &str| {
         let file = folder.path().join("nsl_kdd.yaml");
         std::fs::write(&file, text.replace("latent: 8", &format!("latent: 8\n    spread: {spread}"))).unwrap();
-        let out = folder.path().join(format!("{}{executors}", spread.len())).display().to_string();
+        let out = folder
+            .path()
+            .join(format!("{}{executors}", spread.replace(|c: char| !c.is_alphanumeric(), "")))
+            .display()
+            .to_string();
         let data = format!("data={}", pipelines().join("data/nsl-kdd-test.csv").display());
         let params = ["--param", &format!("out={out}"), "--param", &data, "--executors", executors];
         let file = file.display().to_string();
@@ -292,6 +296,10 @@ fn connections_are_learned_in_slices() {
         let pairs = || curve.iter().zip(&sliced[0].0);
         eprintln!("{:.1e}", pairs().map(|(a, b)| (a - b).abs() / b).fold(0.0, f64::max));
         assert!(pairs().all(|(a, b)| (a - b).abs() < 1e-3 * b), "{curve:?}, not {:?}", sliced[0].0);
+    }
+    for count in ["1", "2"] {
+        let (curve, embedded) = run(&format!("{{ vertical: {{ slices: {count} }} }}"), count);
+        assert!(embedded == rows && curve[3] < 0.7 * curve[0] && curve[3] < 1.6 * dense[3], "{count}: {curve:?}");
     }
     let (curve, _) = &sliced[0];
     assert!(curve[3] < 0.7 * curve[0] && curve[3] < 1.6 * dense[3], "{curve:?}, dense {dense:?}");

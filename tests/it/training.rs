@@ -20,8 +20,8 @@ use emberflow::{
     },
     ids::Rank,
     learn::{
-        self, Checkpoint, Communicator, Control, LearnError, Model, NetShape, Observer, Parts, SharedComm, Step,
-        TrainJob, Trained, train_rank,
+        self, Checkpoint, Communicator, Control, Extent, LearnError, Model, NetShape, Observer, Parts, SharedComm,
+        Step, TrainJob, Trained, train_rank,
     },
     pipeline::{EmbeddingPlan, ModelPlan, PipelinePlan, spec::PartitionBy},
     runs::EpochRecord,
@@ -261,7 +261,7 @@ impl Prepared {
             identity: IDENTITY.to_owned(),
             source: Rank(0),
             parts: Parts::new(self.model.spread, &self.shape, executors),
-            trial: None,
+            extent: Extent::Whole,
         }
     }
 

@@ -115,7 +115,7 @@ impl Fleet {
                 let training = Arc::new(training);
                 let (work, fleet) = (Arc::clone(&training), Arc::clone(processes));
                 let mut trained = blocking(move || lock(&fleet).train(&work)).await?;
-                if training.work.trial.is_some() {
+                if training.work.extent.trial().is_some() {
                     return Ok(trained);
                 }
                 let state = training.checkpoint().await?.ok_or(RunError::Protocol { what: "no last checkpoint" })?;

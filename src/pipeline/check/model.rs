@@ -67,7 +67,9 @@ impl Checker<'_> {
         FeaturePlan { columns, scale: spec.scale, missing: spec.missing, indicator: spec.indicator }
     }
 
-    fn partition(&mut self, model: &str, spec: &PartitionSpec, executors: u32) -> PartitionPlan {
+    fn partition(&mut self, model: &str, choice: &Choice<PartitionSpec>, executors: u32) -> PartitionPlan {
+        let open = PartitionSpec::default();
+        let spec = if let Choice::Fixed(spec) = choice { spec } else { &open };
         let path = |key: &'static str| ["models", model, "partition", key];
         let at = &["models", model, "partition"];
         if !self.mended.covers(&path("by")) {
@@ -82,7 +84,7 @@ impl Checker<'_> {
         let count = spec.count.unwrap_or(limits::PARTITIONS.max(executors.min(limits::MAX_PARTITIONS)));
         let message = format!("expected 1 to {} partitions", limits::MAX_PARTITIONS);
         self.require((1..=limits::MAX_PARTITIONS).contains(&count), &path("count"), &message, "");
-        PartitionPlan { by: spec.by, columns: spec.columns.clone(), count }
+        PartitionPlan { by: spec.by, columns: spec.columns.clone(), count, choose: *choice == Choice::Auto }
     }
 
     fn net(&mut self, model: &str, spec: &ModelSpec) -> NetPlan {

@@ -7,12 +7,13 @@ use serde_json::Value;
 use super::{Project, check_snapshot};
 use crate::command::emberflow;
 
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 13] = [
     "init",
     "validate",
     "explain",
     "run",
     "verify",
+    "simulate",
     "sql",
     "runs",
     "status",
