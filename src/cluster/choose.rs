@@ -264,7 +264,7 @@ fn correct(decision: &DecisionRecord, measured: f64, left: f64) -> Option<Decisi
         decision.rows_per_s
     );
     let (executors, rows_per_s) = (better.executors, better.rows_per_s);
-    Some(DecisionRecord { executors, rows_per_s, speeds, why, ..decision.clone() })
+    Some(DecisionRecord { executors, speeds, rows_per_s, why, ..decision.clone() })
 }
 
 /// What a trial came to: the way of the slowest rank, for whom all others wait.

@@ -19,7 +19,7 @@ use crate::{
 /// The loss of a synchronous strategy may differ by this much of it: sums are taken in another order.
 pub const TOLERANCE: f64 = 1e-4;
 
-/// Where one rounding alone leads further, by so many times of that: training amplifies, for a ReLU
+/// Where one rounding alone leads further, by so many times of that: training amplifies, for a `ReLU`
 /// that rounding flips changes a gradient as a whole.
 const ROUNDING: f64 = 3.0;
 
