@@ -28,18 +28,21 @@ def iperf3():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    server = subprocess.Popen(["iperf3", "-s", "-1", "-p", port], stdout=subprocess.DEVNULL)
+    server = subprocess.Popen(["iperf3", "-s", "-p", port], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     client = ["iperf3", "-c", "127.0.0.1", "-p", port, "-t", "3", "--json"]
-    until = time.monotonic() + 10
-    while True:
-        done = subprocess.run(client, capture_output=True, text=True, timeout=60)
-        if not done.returncode:
-            break
-        if time.monotonic() > until:
-            server.terminate()
-            sys.exit(f"iperf3: {done.stdout}")
-    server.wait(10)
-    return json.loads(done.stdout)["end"]["sum_received"]["bits_per_second"] / 8e9
+    until = time.monotonic() + 20
+    try:
+        while True:
+            done = subprocess.run(client, capture_output=True, text=True, timeout=60)
+            end = json.loads(done.stdout).get("end", {})
+            if "sum_received" in end:
+                return end["sum_received"]["bits_per_second"] / 8e9
+            if time.monotonic() > until:
+                sys.exit(f"iperf3: {done.stdout}")
+            time.sleep(0.1)
+    finally:
+        server.terminate()
+        server.wait(10)
 
 
 def main():

@@ -91,13 +91,6 @@ pub fn shard(rank: Rank, world_size: u32, length: usize) -> Range<usize> {
     length * rank / world..length * (rank + 1) / world
 }
 
-/// Rounds to the nearest bfloat16, ties to even.
-pub(super) fn round_to_bf16(numbers: &mut [f32]) {
-    for number in numbers {
-        *number = half::bf16::from_f32(*number).to_f32();
-    }
-}
-
 /// Why an exchange failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CommError {
@@ -176,6 +169,7 @@ pub(super) mod conformance {
 
     use proptest::prelude::*;
 
+    use super::super::bf16;
     use super::*;
 
     /// Makes a fleet of that size with that deadline, by rank.
@@ -283,7 +277,7 @@ pub(super) mod conformance {
             let found: Vec<Vec<f32>> = found.into_iter().map(Result::unwrap).collect();
             assert!(found.iter().all(|rank| *rank == found[0]));
             let mut rounded = found[0].clone();
-            round_to_bf16(&mut rounded);
+            bf16::round(&mut rounded);
             assert_eq!(rounded, found[0]);
             for (index, sum) in found[0].iter().enumerate() {
                 let exact: f32 = (0..3).map(|rank| number(rank, index, 1)).sum();

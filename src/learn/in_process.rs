@@ -16,7 +16,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::comm::{AbortHandle, CommError, Communicator, Wire, round_to_bf16, shard};
+use super::{
+    bf16,
+    comm::{AbortHandle, CommError, Communicator, Wire, shard},
+};
 use crate::{
     ids::{Rank, Step},
     limits,
@@ -217,7 +220,7 @@ impl InProcess {
     /// What the wire would do to the numbers; a rank alone has none.
     fn round(&self, wire: Wire, numbers: &mut [f32]) {
         if wire == Wire::Bf16 && self.shared.world() > 1 {
-            round_to_bf16(numbers);
+            bf16::round(numbers);
         }
     }
 

@@ -6,6 +6,7 @@
 //!                     └────── flat f32 parameters ◀── optimizer
 //! ```
 
+mod bf16;
 mod blame;
 mod burn_step;
 mod checkpoint;

@@ -20,7 +20,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::comm::{AbortHandle, CommError, Communicator, Wire, round_to_bf16, shard};
+use super::{
+    bf16,
+    comm::{AbortHandle, CommError, Communicator, Wire, shard},
+};
 use crate::{
     ids::{Generation, Rank, Step},
     limits,
@@ -374,24 +377,12 @@ impl Communicator for Tcp {
         if self.links.len() == 1 {
             return Ok(());
         }
-        if wire == Wire::Bf16 {
-            round_to_bf16(bucket);
-        }
         if size_of_val(bucket) <= limits::DIRECT_BYTES {
-            self.sum_directly(purpose, bucket)?;
-        } else {
-            self.enter(purpose, &[])?;
-            self.ring_reduce(bucket, wire)?;
-            if wire == Wire::Bf16 {
-                let own = self.own(bucket.len());
-                round_to_bf16(&mut bucket[own]);
-            }
-            self.ring_gather(bucket, wire)?;
+            return self.sum_directly(purpose, bucket, wire);
         }
-        if wire == Wire::Bf16 {
-            round_to_bf16(bucket);
-        }
-        Ok(())
+        self.enter(purpose, &[])?;
+        self.ring_reduce(bucket, wire)?;
+        self.ring_gather(bucket, wire)
     }
 
     fn all_reduce_sum_f64(&mut self, bucket: &mut [f64]) -> Result<(), CommError> {
@@ -417,12 +408,9 @@ impl Communicator for Tcp {
         if self.links.len() == 1 {
             return Ok(());
         }
-        if wire == Wire::Bf16 {
-            round_to_bf16(bucket);
-        }
         let purpose = Purpose { name: "reduce-scatter", code: 3, length: bucket.len() };
         if size_of_val(bucket) <= limits::DIRECT_BYTES {
-            return self.sum_directly(purpose, bucket);
+            return self.sum_directly(purpose, bucket, wire);
         }
         self.enter(purpose, &[])?;
         self.ring_reduce(bucket, wire)
@@ -434,7 +422,7 @@ impl Communicator for Tcp {
         }
         if wire == Wire::Bf16 {
             let own = self.own(bucket.len());
-            round_to_bf16(&mut bucket[own]);
+            bf16::round(&mut bucket[own]);
         }
         self.enter(Purpose { name: "all-gather", code: 4, length: bucket.len() }, &[])?;
         self.ring_gather(bucket, wire)
@@ -560,12 +548,18 @@ impl Tcp {
     }
 
     /// Every rank gets every bucket, and adds them in the order of ranks.
-    fn sum_directly(&mut self, purpose: Purpose, bucket: &mut [f32]) -> Result<(), CommError> {
+    fn sum_directly(&mut self, purpose: Purpose, bucket: &mut [f32], wire: Wire) -> Result<(), CommError> {
+        if wire == Wire::Bf16 {
+            bf16::round(bucket);
+        }
         let all = self.enter(purpose, bytemuck::cast_slice(bucket))?;
         bucket.fill(0.0);
         for (rank, bytes) in all.iter().enumerate() {
             let bytes = if rank == self.index() { &self.spare } else { bytes };
-            bucket.iter_mut().zip(numbers(bytes)).for_each(|(sum, number)| *sum += number);
+            pairs(bucket, bytes).for_each(|(sum, number)| *sum += number);
+        }
+        if wire == Wire::Bf16 {
+            bf16::round(bucket);
         }
         Ok(())
     }
@@ -640,7 +634,7 @@ impl Tcp {
         }
         let mut bytes = mem::take(&mut self.spare);
         bytes.clear();
-        bytes.extend(numbers.iter().flat_map(|number| half::bf16::from_f32(*number).to_le_bytes()));
+        bf16::append(numbers, &mut bytes);
         let result = self.put(operation, to, Kind::Chunk, &bytes);
         self.spare = bytes;
         result
@@ -657,20 +651,15 @@ impl Tcp {
         let next = |state: &mut State| state.inboxes[from].frame();
         let rank = Rank(from as u32);
         let (header, bytes) = self.shared.wait(operation, next, |_, rank| rank == from)?;
-        let size = if wire == Wire::F32 { size_of::<f32>() } else { size_of::<half::bf16>() };
+        let size = if wire == Wire::F32 { size_of::<f32>() } else { size_of::<u16>() };
         if header.kind != Kind::Chunk || bytes.len() != numbers.len() * size {
             return Err(CommError::Mismatch { operation, rank, got: bytes.len() / size, expected: numbers.len() });
         }
-        let put = |own: &mut f32, number: f32| if add { *own += number } else { *own = number };
-        if wire == Wire::F32 {
-            numbers.iter_mut().zip(self::numbers(&bytes)).for_each(|(own, number)| put(own, number));
-        } else {
-            let halves = bytes.as_chunks().0.iter().map(|bytes| half::bf16::from_le_bytes(*bytes).to_f32());
-            numbers.iter_mut().zip(halves).for_each(|(own, number)| put(own, number));
-            if add {
-                // What is passed on is rounded anyway.
-                round_to_bf16(numbers);
-            }
+        match (wire, add) {
+            (Wire::F32, true) => pairs(numbers, &bytes).for_each(|(own, number)| *own += number),
+            (Wire::F32, false) => pairs(numbers, &bytes).for_each(|(own, number)| *own = number),
+            (Wire::Bf16, true) => bf16::add(numbers, &bytes),
+            (Wire::Bf16, false) => bf16::replace(numbers, &bytes),
         }
         self.shared.state().inboxes[from].spare.push(bytes);
         Ok(())
@@ -713,6 +702,11 @@ fn chunks(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let size = limits::FRAME_BYTES / size_of::<f32>();
     let end = range.end;
     range.step_by(size).map(move |start| start..end.min(start + size))
+}
+
+/// Own numbers and those that came.
+fn pairs<'a>(own: &'a mut [f32], bytes: &'a [u8]) -> impl Iterator<Item = (&'a mut f32, f32)> {
+    own.iter_mut().zip(numbers(bytes))
 }
 
 fn numbers(bytes: &[u8]) -> impl Iterator<Item = f32> {

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::{
     ids::Rank,
-    learn::{Checkpoint, CommError, Communicator, LearnError, Wire, comm::round_to_bf16, shard},
+    learn::{Checkpoint, CommError, Communicator, LearnError, Wire, bf16, shard},
 };
 
 /// Owners are all ranks from `first` on; those before it are workers that own nothing.
@@ -124,7 +124,7 @@ impl Ownership {
 /// What the wire would do; messages travel as they are.
 pub(super) fn round(numbers: &mut [f32], wire: Wire) {
     if wire == Wire::Bf16 {
-        round_to_bf16(numbers);
+        bf16::round(numbers);
     }
 }
 
