@@ -7,12 +7,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . benches/environment.sh
-
-if [[ -z "${BENCH_BINARY:-}" ]]; then
-    # Dependencies are optimised in the dev profile; this optimises our own crate as much and
-    # rebuilds nothing else. A copy, for the next build replaces the original.
-    CARGO_PROFILE_DEV_OPT_LEVEL=3 cargo build --locked
-    BENCH_BINARY="$cache/bench/emberflow"
-    cp "$CARGO_TARGET_DIR/debug/emberflow" "$BENCH_BINARY"
-fi
+. benches/binary.sh
 exec "$python" benches/compare.py --binary "$BENCH_BINARY" "$@"

@@ -22,6 +22,7 @@ use crate::{
         spec::{Choice, Launcher},
     },
     remedy::Remedy,
+    runs::RunRecord,
     storage::Location,
     telemetry::{self, Events, Listener},
 };
@@ -310,7 +311,9 @@ fn summary(plan: &PipelinePlan, outcome: &RunOutcome) -> String {
     }
     if let Some(speed) = record.metrics.get("train_rows_per_s").filter(|_| outcome.status == Outcome::Succeeded) {
         let executors = output::count(record.executors as usize, "executor");
-        lines.push(format!("trained at {speed:.0} rows/s on {executors}"));
+        let speed_up = record.metrics.get("speed_up").filter(|_| record.executors > 1);
+        let times = speed_up.map(|times| format!(", {times:.2} times one executor's")).unwrap_or_default();
+        lines.push(format!("trained at {speed:.0} rows/s on {executors}{times}{}", time_spent(record)));
     }
     for decision in &record.decisions {
         lines.push(format!("{}: {}", decision.model, decision.why));
@@ -324,6 +327,25 @@ fn summary(plan: &PipelinePlan, outcome: &RunOutcome) -> String {
         lines.push(format!("    emberflow sql --db {} \"SELECT * FROM {} LIMIT 5\"", shown(&plan.store), table.table));
     }
     lines.join("\n") + "\n"
+}
+
+/// What executors spent their time with while they trained, the most first; what took less than a
+/// hundredth of it is left out.
+fn time_spent(record: &RunRecord) -> String {
+    let phases = [
+        ("compute_s", "computing"),
+        ("feed_wait_s", "waiting for rows"),
+        ("wait_s", "waiting for each other"),
+        ("communicate_s", "exchanging"),
+        ("update_s", "updating"),
+    ];
+    let seconds = |name: &str| record.metrics.get(name).copied().unwrap_or_default();
+    let total: f64 = phases.iter().map(|(name, _)| seconds(name)).sum();
+    let mut parts = phases.map(|(name, what)| (100.0 * seconds(name) / total.max(f64::MIN_POSITIVE), what));
+    parts.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let parts = parts.iter().filter(|(percent, _)| *percent >= 1.0);
+    let parts: Vec<String> = parts.map(|(percent, what)| format!("{percent:.0}% {what}")).collect();
+    if parts.is_empty() { String::new() } else { format!(": {}", parts.join(", ")) }
 }
 
 /// A local folder below the working directory by its relative path.

@@ -21,7 +21,7 @@ pub const TOLERANCE: f64 = 1e-4;
 
 /// Where one rounding alone leads further, by so many times of that: training amplifies, for a `ReLU`
 /// that rounding flips changes a gradient as a whole.
-const ROUNDING: f64 = 3.0;
+const ROUNDING: f64 = 10.0;
 
 /// What came of it.
 #[derive(Clone, Debug, Serialize)]

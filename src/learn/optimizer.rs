@@ -134,7 +134,7 @@ impl Adam {
 pub(super) fn learning_rate(plan: &TrainPlan, updates: u64, steps_per_epoch: u64) -> f64 {
     let steps = steps_per_epoch.max(1);
     let factor = match plan.schedule {
-        Schedule::Constant => 1.0,
+        Schedule::Constant {} => 1.0,
         Schedule::Step { epochs, factor } => {
             let changes = updates / steps / u64::from(epochs.max(1));
             factor.powi(i32::try_from(changes).unwrap_or(i32::MAX))
@@ -169,7 +169,7 @@ pub(super) mod tests {
             optimizer,
             learning_rate: 0.1,
             weight_decay: 0.0,
-            schedule: Schedule::Constant,
+            schedule: Schedule::Constant {},
             clip_norm: None,
             validation: 0.0,
             early_stopping: None,
@@ -268,7 +268,7 @@ pub(super) mod tests {
                 assert!((found - 0.1 * factor).abs() < 1e-12, "{schedule:?} at {updates}: {found}");
             }
         };
-        check(Schedule::Constant, &[(0, 1.0), (39, 1.0)]);
+        check(Schedule::Constant {}, &[(0, 1.0), (39, 1.0)]);
         check(Schedule::Step { epochs: 2, factor: 0.5 }, &[(0, 1.0), (19, 1.0), (20, 0.5), (39, 0.5), (40, 0.25)]);
         check(Schedule::Cosine { warmup_epochs: 0, floor: 0.1 }, &[(0, 1.0), (39, 0.1), (40, 0.1)]);
         check(

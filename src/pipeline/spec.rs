@@ -395,6 +395,8 @@ pub struct TrainSpec {
     /// 0.01 for `adamw`.
     pub weight_decay: Option<f64>,
     /// How the step size changes; default `constant`.
+    #[serde(deserialize_with = "short::read")]
+    #[schemars(schema_with = "short::schema::<Schedule>")]
     pub schedule: Schedule,
     /// Largest L2 norm of the gradient; by default unbounded.
     pub clip_norm: Option<f64>,
@@ -422,7 +424,7 @@ impl Default for TrainSpec {
             betas: None,
             epsilon: None,
             weight_decay: None,
-            schedule: Schedule::Constant,
+            schedule: Schedule::Constant {},
             clip_norm: None,
             validation: 0.0,
             early_stopping: None,
@@ -585,12 +587,11 @@ pub enum OptimizerKind {
 }
 
 /// How the step size changes over the training.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Schedule {
     /// Not at all.
-    #[default]
-    Constant,
+    Constant {},
     /// Times `factor` after every `epochs` epochs.
     Step {
         /// Epochs between two changes.

@@ -99,6 +99,7 @@ fn check_snapshot(name: &str, folder: &Path, text: &str) {
         (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", "[time]"),
         (r"attempt (\d+) on \S+", "attempt $1 on [host]"),
         (r"\d+ rows/s", "[n] rows/s"),
+        (r"(\d+% [a-z ]+(, )?)+\n", "[shares]\n"),
         (r"\d+\.\d+ s\b", "[t] s"),
         (r"\b\d+\.\d{3,}\b", "[x]"),
         // DataFusion's plan depends on the number of cores.

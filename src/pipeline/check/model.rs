@@ -258,7 +258,7 @@ impl Checker<'_> {
     fn schedule(&mut self, model: &str, spec: &TrainSpec) {
         let at = |kind: &'static str, key: &'static str| ["models", model, "train", "schedule", kind, key];
         match spec.schedule {
-            Schedule::Constant => {}
+            Schedule::Constant {} => {}
             Schedule::Step { epochs, factor } => {
                 self.require(epochs >= 1, &at("step", "epochs"), "expected at least one epoch", "");
                 self.require(factor > 0.0, &at("step", "factor"), "expected a number above 0", "");
