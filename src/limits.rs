@@ -50,6 +50,9 @@ pub const JOIN_PATIENCE: Duration = Duration::from_secs(10);
 /// started again.
 pub const EXECUTORS_WAIT: Duration = Duration::from_mins(1);
 
+/// Between two tries of an executor to join a run that does not listen yet.
+pub const KNOCK: Duration = Duration::from_millis(200);
+
 /// How long ranks take to connect to each other: a few round trips, and the accepting side may
 /// still be reading files.
 pub const MESH: Duration = Duration::from_secs(30);

@@ -2,8 +2,8 @@
 """Runs jobs with every fixed choice of executors and strategy, and with `auto`, and prints ratios.
 
 Called by run.sh. Rows/s are those of all epochs of a training, without start and end; each figure is the
-median over the turns, in which all choices take part one after the other. The slow link needs root: each
-executor gets a core and a network namespace of its own, whose link `tc` bounds.
+median over the turns, in which all choices take part one after the other. Jobs on several hosts need root:
+each executor gets a core and a network namespace of its own, whose link `tc` bounds.
 """
 import argparse
 import contextlib
@@ -27,11 +27,12 @@ FIXED = {
     "2, local_sgd": (2, LOCAL_SGD, "none"),
     "2, local_sgd, bf16": (2, LOCAL_SGD, "bf16"),
 }
-# Name: source, columns, hidden layers, batch, epochs, megabits per second between hosts.
+# Name: source, columns, hidden layers, batch, epochs, megabits per second between hosts of one core each;
+# without these, executors share this machine.
 JOBS = {
     "tiny model": ("table", 'columns: ["f*"]', [8], 256, 4, None),
-    "wide model": ("digits", "column: pixels, scale: { divide: 255 }", [2048], 256, 2, None),
-    "slow link": ("digits", "column: pixels, scale: { divide: 255 }", [256], 256, 5, 200),
+    "wide model, 2 hosts": ("digits", "column: pixels, scale: { divide: 255 }", [1024], 256, 3, 10_000),
+    "slow link, 2 hosts": ("digits", "column: pixels, scale: { divide: 255 }", [256], 256, 5, 400),
 }
 
 
@@ -87,9 +88,10 @@ class Hosts:
     def joined(self, count):
         started = []
         for core, name in enumerate(self.names[:count]):
-            command = ["ip", "netns", "exec", name, "taskset", "-c", str(core), self.binary, "executor",
-                       "--config", str(self.settings), "--join", self.address]
-            started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            host = ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', name]
+            command = [*host, "taskset", "-c", str(core), self.binary, "executor", "--config", str(self.settings),
+                       "--join", self.address]
+            started.append(subprocess.Popen(command, stdout=sys.stderr))
         try:
             yield ["--launcher", "static", "--config", str(self.settings)]
         finally:

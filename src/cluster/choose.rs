@@ -206,6 +206,7 @@ impl Stages<'_> {
         let setting = Setting {
             batch: train.batch,
             parameters: NetShape::new(model, features).parameters(),
+            moments: train.optimizer.moments(),
             partitions: data::deal(dataset, &model.partition, train.validation, self.plan.run.seed).weights(),
             cores: std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32),
             one_host: self.plan.run.launcher != Launcher::Static || self.fleet.hosts() == 1,
@@ -341,7 +342,9 @@ fn why(probe: &Probe, chosen: &Way, all: &[(Way, f64)]) -> String {
         probe.rows_per_s(chosen),
         probe.single.rows_per_s()
     );
-    let others = all.iter().filter(|(way, _)| way.executors != chosen.executors || way.sync != chosen.sync);
+    // However one executor keeps its model in common, it is the same.
+    let alike = |way: &Way| way.executors == chosen.executors && (way.executors == 1 || way.sync == chosen.sync);
+    let others = all.iter().filter(|(way, _)| !alike(way));
     if let Some((other, speed)) = others.max_by(|a, b| a.1.total_cmp(&b.1)) {
         let step = probe.predict(other);
         let _ = write!(

@@ -74,6 +74,8 @@ pub struct Setting {
     pub batch: usize,
     /// Numbers that are exchanged.
     pub parameters: usize,
+    /// Numbers that the optimizer keeps of each parameter.
+    pub moments: usize,
     /// Rows of each partition.
     pub partitions: Vec<u64>,
     /// Cores of a host.
@@ -182,7 +184,8 @@ impl Constants {
             }
             SyncStrategy::LocalSgd { steps, .. } => {
                 let often = 1.0 / f64::from(steps.max(1));
-                let communicate_s = often * exchange(wire * bytes);
+                let buckets = 1.0 + setting.moments as f64;
+                let communicate_s = often * buckets * exchange(wire * bytes);
                 Predicted { compute: compute_s, wait: often * wait_s, communicate: communicate_s, update: update_s }
             }
             SyncStrategy::ParameterServer { servers, mode, .. } => {
@@ -259,7 +262,7 @@ mod tests {
     use super::*;
 
     fn setting(one_host: bool) -> Setting {
-        Setting { batch: 800, parameters: 1_000_000, partitions: vec![100; 8], cores: 2, one_host }
+        Setting { batch: 800, parameters: 1_000_000, moments: 2, partitions: vec![100; 8], cores: 2, one_host }
     }
 
     fn way(executors: u32, sync: SyncStrategy) -> Way {

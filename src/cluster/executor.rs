@@ -11,6 +11,7 @@ use std::{
         mpsc::{self, Receiver, Sender},
     },
     thread,
+    time::Instant,
 };
 
 use tokio::runtime::Handle;
@@ -29,7 +30,7 @@ use crate::{
     limits, runs,
     storage::Storage,
     telemetry::{self, Event},
-    wire::{Listener, Security},
+    wire::{Listener, Security, WireError},
 };
 
 /// Joins the driver at `address` and works for it. Gives back when the driver says goodbye; fails
@@ -66,7 +67,7 @@ pub fn execute(storage: &Storage, address: &str, security: &Security, runtime: &
 }
 
 fn join(address: &str, security: &Security) -> Result<(Link, Arc<Listener>), RunError> {
-    let link = Link::connect(address, security)?;
+    let link = reach(address, security)?;
     // Other executors reach this one where the driver does.
     let listener = Listener::bind(&format!("{}:0", link.local_host()), security)?;
     let hello = Hello {
@@ -77,6 +78,20 @@ fn join(address: &str, security: &Security) -> Result<(Link, Arc<Listener>), Run
     };
     link.speaker().send(&FromExecutor::Hello(hello))?;
     Ok((link, Arc::new(listener)))
+}
+
+/// The driver, once it listens: executors may be started before it.
+fn reach(address: &str, security: &Security) -> Result<Link, RunError> {
+    let patience = Instant::now() + limits::EXECUTORS_WAIT;
+    loop {
+        match Link::connect(address, security) {
+            Err(RunError::Wire(WireError::Io { source, .. })) if Instant::now() < patience => {
+                tracing::info!(address, %source, "no run listens there yet");
+                thread::sleep(limits::KNOCK);
+            }
+            found => return found,
+        }
+    }
 }
 
 /// What the main thread hears.

@@ -2,14 +2,9 @@
 
 use crate::pipeline::{Optimizer, TrainPlan, spec::Schedule};
 
-/// Zeroed buffers that the rule keeps between updates: momentum, or first and second moment.
+/// Zeroed buffers that the rule keeps between updates.
 pub(super) fn initial_moments(optimizer: Optimizer, parameters: usize) -> Vec<Vec<f32>> {
-    let count = match optimizer {
-        Optimizer::Sgd { momentum: 0.0 } => 0,
-        Optimizer::Sgd { .. } => 1,
-        Optimizer::Adam { .. } | Optimizer::Adamw { .. } => 2,
-    };
-    vec![vec![0.0; parameters]; count]
+    vec![vec![0.0; parameters]; optimizer.moments()]
 }
 
 /// One update in place. `updates` counts those made before it.

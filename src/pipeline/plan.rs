@@ -377,6 +377,17 @@ pub enum Optimizer {
     },
 }
 
+impl Optimizer {
+    /// Numbers that it keeps of each parameter between updates: momentum, or first and second moment.
+    pub fn moments(self) -> usize {
+        match self {
+            Self::Sgd { momentum: 0.0 } => 0,
+            Self::Sgd { .. } => 1,
+            Self::Adam { .. } | Self::Adamw { .. } => 2,
+        }
+    }
+}
+
 /// An embedding table to write.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct EmbeddingPlan {

@@ -10,7 +10,7 @@ use std::{mem, time::Instant};
 use super::{Account, At, Strategy, Taken, all_finite, gradient_scale, multiply, reducer::Reducer, sum_of_squares};
 use crate::{
     ids::Rank,
-    learn::{Checkpoint, Communicator, LearnError, Wire, optimizer},
+    learn::{Checkpoint, Communicator, LearnError, optimizer},
     pipeline::spec::{Compression, SyncStrategy},
 };
 
@@ -79,7 +79,7 @@ impl LocalSgd {
         at.comm.all_reduce_sum(&mut self.parameters, self.reducer.wire())?;
         for moment in &mut self.moments {
             multiply(moment, weight);
-            at.comm.all_reduce_sum(moment, Wire::F32)?;
+            at.comm.all_reduce_sum(moment, self.reducer.wire())?;
         }
         at.phases.communicate_s += started.elapsed().as_secs_f64();
         Ok(())
