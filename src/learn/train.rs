@@ -305,9 +305,14 @@ impl Trainer<'_, '_> {
         Ok(Trained { barrier_s, ..self.finish()? })
     }
 
+    /// Whether a trial's first steps are not counted: rows are read and decoded meanwhile.
+    fn warms_up(&self) -> bool {
+        self.job.steps.steps() > 2 * WARM_UP
+    }
+
     /// Forgets what a trial measured so far, once it has warmed up.
     fn warm_up(&mut self) {
-        if self.job.extent.trial().is_some() && self.state.step == WARM_UP && self.job.steps.steps() > 2 * WARM_UP {
+        if self.job.extent.trial().is_some() && self.state.step == WARM_UP && self.warms_up() {
             self.phases = Phases::default();
             self.rows_per_epoch = vec![0];
             (self.state.epoch_rows, self.state.epoch_elapsed_s) = (0, 0.0);
@@ -375,7 +380,8 @@ impl Trainer<'_, '_> {
         }
         self.phases.compute_s += seconds_since(started);
         let (rows, mut votes) = (self.job.counted(batch, self.comm.rank()), self.control.votes());
-        votes.stop |= self.job.extent.trial().is_some_and(|trial| self.began.elapsed() >= trial);
+        let warm = step >= WARM_UP || !self.warms_up();
+        votes.stop |= self.job.extent.trial().is_some_and(|trial| warm && self.began.elapsed() >= trial);
         let mut at = At {
             plan: self.job.plan,
             steps: &self.job.steps,

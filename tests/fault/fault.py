@@ -5,7 +5,8 @@
   tests/fault/fault.py EMBERFLOW FROM TO --keep  keeps the folders of schedules that fail
 
 A schedule is drawn from its seed: strategy, executors, whom it hits, how and when. Every fifth seed
-cuts hosts off: executors in network namespaces that join by address, and a link that goes down. Whatever
+troubles hosts: executors in network namespaces that join by address, and a link that goes down, or delays
+and loses packets. Whatever
 happens, the run must end within its deadline: complete, or with an exit code that says "start me
 again", after which the same command must complete. Then every row must be there once, the ledger
 must balance, and no process may be left. Cutting hosts off needs root and network namespaces; such
@@ -196,6 +197,21 @@ class Hosts:
     def link(self, name, state):
         self.ip(f"link set v{name} {state}")
 
+    def slow(self, name):
+        """Delays and loses what a host sends; where the kernel cannot, a narrow way out that drops
+        what does not fit."""
+        for how in ["netem delay 30ms 10ms loss 2%", "tbf rate 2mbit burst 16kb latency 100ms"]:
+            command = ["ip", "netns", "exec", name, "tc", "qdisc", "replace", "dev", "eth0", "root", *how.split()]
+            if subprocess.run(command, capture_output=True).returncode == 0:
+                return f"one slowed down ({how})"
+        raise AssertionError("tc can slow nothing down")
+
+    def mend(self, name):
+        self.link(name, "up")
+        command = ["ip", "netns", "exec", name, "tc", "qdisc", "del", "dev", "eth0", "root"]
+        # Where nothing was slowed down, there is nothing to delete.
+        subprocess.run(command, capture_output=True)
+
     def close(self):
         for executor in self.executors.values():
             executor.kill()
@@ -206,7 +222,8 @@ class Hosts:
 
 
 def cut_off(binary, seed, folder):
-    """A run whose executors are on other hosts, one of which is cut off for a while or for good."""
+    """A run whose executors are on other hosts, one of which is cut off or slowed down, for a while or
+    for good."""
     rng = random.Random(seed)
     strategy, executors = rng.choice(STRATEGIES), rng.choice([2, 3])
     minimum = rng.randint(1, executors)
@@ -222,21 +239,26 @@ def cut_off(binary, seed, folder):
             deadline = time.monotonic() + DEADLINE_S
             victim = rng.choice(hosts.names)
             cut = time.monotonic() + rng.uniform(0.5, 2.5)
-            mended = cut + rng.choice([2.0, 20.0, 1000.0])
+            slowly = rng.random() < 0.4
+            # What is only slow ends in time if it is not slow for good.
+            mended = cut + rng.choice([2.0, 20.0] if slowly else [2.0, 20.0, 1000.0])
             while run.look() is None and time.monotonic() < deadline:
                 hosts.keep_up()
                 if cut and time.monotonic() > cut and attempt == 0:
-                    hosts.link(victim, "down")
-                    told.append("one cut off")
+                    if slowly:
+                        told.append(hosts.slow(victim))
+                    else:
+                        hosts.link(victim, "down")
+                        told.append("one cut off")
                     cut = None
                 if mended and time.monotonic() > mended:
-                    hosts.link(victim, "up")
+                    hosts.mend(victim)
                     mended = None
                 time.sleep(0.02)
             code, result = run.end(deadline)
             told.append(f"exit {code}")
             assert code in (0, 75), f"exit {code}: {result}"
-            hosts.link(victim, "up")
+            hosts.mend(victim)
             if code == 0:
                 break
         assert code == 0, "did not complete"
