@@ -11,7 +11,7 @@ use std::{
         mpsc::{self, Receiver, Sender},
     },
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tokio::runtime::Handle;
@@ -30,7 +30,7 @@ use crate::{
     limits, runs,
     storage::Storage,
     telemetry::{self, Event},
-    wire::{Listener, Security, WireError},
+    wire::{self, Listener, Security, WireError},
 };
 
 /// Joins the driver at `address` and works for it. Gives back when the driver says goodbye; fails
@@ -80,12 +80,14 @@ fn join(address: &str, security: &Security) -> Result<(Link, Arc<Listener>), Run
     Ok((link, Arc::new(listener)))
 }
 
-/// The driver, once it listens: executors may be started before it.
+/// The driver, once it listens: executors may be started before it. One that a driver started itself
+/// ends at once if it is gone.
 fn reach(address: &str, security: &Security) -> Result<Link, RunError> {
-    let patience = Instant::now() + limits::EXECUTORS_WAIT;
+    let patience = if wire::is_of_this_machine(address) { Duration::ZERO } else { limits::EXECUTORS_WAIT };
+    let deadline = Instant::now() + patience;
     loop {
         match Link::connect(address, security) {
-            Err(RunError::Wire(WireError::Io { source, .. })) if Instant::now() < patience => {
+            Err(RunError::Wire(WireError::Io { source, .. })) if Instant::now() < deadline => {
                 tracing::info!(address, %source, "no run listens there yet");
                 thread::sleep(limits::KNOCK);
             }

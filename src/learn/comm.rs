@@ -2,6 +2,7 @@
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
+use super::bf16;
 use crate::{
     ids::{Rank, Step},
     remedy::{Remedied, Remedy},
@@ -82,6 +83,15 @@ pub enum Wire {
     /// Rounded to bfloat16: half the bytes, 8 bits of precision. Sums are rounded too, so that all
     /// ranks get the same bits.
     Bf16,
+}
+
+impl Wire {
+    /// What it does to numbers that travel.
+    pub(super) fn round(self, numbers: &mut [f32]) {
+        if self == Self::Bf16 {
+            bf16::round(numbers);
+        }
+    }
 }
 
 /// The part of a bucket of `length` numbers that a rank owns: one of `world_size` consecutive
@@ -169,7 +179,6 @@ pub(super) mod conformance {
 
     use proptest::prelude::*;
 
-    use super::super::bf16;
     use super::*;
 
     /// Makes a fleet of that size with that deadline, by rank.

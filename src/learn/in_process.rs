@@ -16,10 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
-    bf16,
-    comm::{AbortHandle, CommError, Communicator, Wire, shard},
-};
+use super::comm::{AbortHandle, CommError, Communicator, Wire, shard};
 use crate::{
     ids::{Rank, Step},
     limits,
@@ -219,8 +216,8 @@ impl InProcess {
 
     /// What the wire would do to the numbers; a rank alone has none.
     fn round(&self, wire: Wire, numbers: &mut [f32]) {
-        if wire == Wire::Bf16 && self.shared.world() > 1 {
-            bf16::round(numbers);
+        if self.shared.world() > 1 {
+            wire.round(numbers);
         }
     }
 

@@ -420,10 +420,8 @@ impl Communicator for Tcp {
         if self.links.len() == 1 {
             return Ok(());
         }
-        if wire == Wire::Bf16 {
-            let own = self.own(bucket.len());
-            bf16::round(&mut bucket[own]);
-        }
+        let own = self.own(bucket.len());
+        wire.round(&mut bucket[own]);
         self.enter(Purpose { name: "all-gather", code: 4, length: bucket.len() }, &[])?;
         self.ring_gather(bucket, wire)
     }
@@ -549,18 +547,14 @@ impl Tcp {
 
     /// Every rank gets every bucket, and adds them in the order of ranks.
     fn sum_directly(&mut self, purpose: Purpose, bucket: &mut [f32], wire: Wire) -> Result<(), CommError> {
-        if wire == Wire::Bf16 {
-            bf16::round(bucket);
-        }
+        wire.round(bucket);
         let all = self.enter(purpose, bytemuck::cast_slice(bucket))?;
         bucket.fill(0.0);
         for (rank, bytes) in all.iter().enumerate() {
             let bytes = if rank == self.index() { &self.spare } else { bytes };
             pairs(bucket, bytes).for_each(|(sum, number)| *sum += number);
         }
-        if wire == Wire::Bf16 {
-            bf16::round(bucket);
-        }
+        wire.round(bucket);
         Ok(())
     }
 

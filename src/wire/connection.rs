@@ -24,6 +24,11 @@ pub struct Connection {
     sending: Mutex<()>,
 }
 
+/// Whether a listener on this machine gave the address itself: it listens already, or is gone.
+pub fn is_of_this_machine(address: &str) -> bool {
+    Address::parse(address).local_name().is_some()
+}
+
 /// Connects to a listener; `purpose` tells it what for.
 pub fn connect(address: &str, security: &Security, purpose: &str) -> Result<Connection, WireError> {
     let address = Address::parse(address);

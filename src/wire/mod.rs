@@ -18,7 +18,7 @@ mod stream;
 pub(crate) mod testing;
 mod tls;
 
-pub use connection::{Connection, connect};
+pub use connection::{Connection, connect, is_of_this_machine};
 pub use error::WireError;
 pub use frame::{Header, Kind};
 pub use listener::Listener;

@@ -5,12 +5,11 @@
   tests/fault/fault.py EMBERFLOW FROM TO --keep  keeps the folders of schedules that fail
 
 A schedule is drawn from its seed: strategy, executors, whom it hits, how and when. Every fifth seed
-troubles hosts: executors in network namespaces that join by address, and a link that goes down, or delays
-and loses packets. Whatever
-happens, the run must end within its deadline: complete, or with an exit code that says "start me
-again", after which the same command must complete. Then every row must be there once, the ledger
-must balance, and no process may be left. Cutting hosts off needs root and network namespaces; such
-schedules are skipped, and counted, where there are none.
+troubles hosts: executors in network namespaces that join by address, and a link that goes down, or
+delays and loses packets. Whatever happens, the run must end within its deadline: complete, or with an
+exit code that says "start me again", after which the same command must complete. Then every row must
+be there once, the ledger must balance, and no process may be left. Troubling hosts needs root, network
+namespaces and tc; such schedules are skipped, and counted, where there are none.
 
 Needs: pyarrow, numpy (tests/requirements.txt).
 """

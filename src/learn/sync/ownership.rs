@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::{
     ids::Rank,
-    learn::{Checkpoint, CommError, Communicator, LearnError, Wire, bf16, shard},
+    learn::{Checkpoint, CommError, Communicator, LearnError, Wire, shard},
 };
 
 /// Owners are all ranks from `first` on; those before it are workers that own nothing.
@@ -62,7 +62,8 @@ impl Ownership {
             return comm.reduce_scatter_sum(gradients, wire);
         }
         if !self.only_owns(comm.rank()) {
-            round(gradients, wire);
+            // Messages travel as they are.
+            wire.round(gradients);
             return self.owners().try_for_each(|owner| comm.send(owner, &gradients[self.of(owner)]));
         }
         let own = &mut gradients[self.of(comm.rank())];
@@ -118,13 +119,6 @@ impl Ownership {
         }
         // A rank that is done with its training may leave only once all are.
         Ok(comm.barrier()?)
-    }
-}
-
-/// What the wire would do; messages travel as they are.
-pub(super) fn round(numbers: &mut [f32], wire: Wire) {
-    if wire == Wire::Bf16 {
-        bf16::round(numbers);
     }
 }
 

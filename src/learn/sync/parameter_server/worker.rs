@@ -9,11 +9,7 @@ use super::{
 use crate::{
     learn::{
         Checkpoint, Communicator, LearnError, Wire,
-        sync::{
-            Account, At, Strategy, Taken, gradient_scale, multiply,
-            ownership::{Ownership, round},
-            sum_of_squares,
-        },
+        sync::{Account, At, Strategy, Taken, gradient_scale, multiply, ownership::Ownership, sum_of_squares},
     },
     pipeline::spec::Compression,
 };
@@ -57,7 +53,7 @@ impl Worker {
             // Of all workers' rows: the mean of all workers' pushes is then that over all rows.
             let weight = f64::from(self.parts.workers()) * rows as f64 / at.steps.rows(at.step).max(1) as f64;
             multiply(at.gradients, scale * weight as f32);
-            round(at.gradients, self.wire);
+            self.wire.round(at.gradients);
             self.applied += 1;
         }
         for server in self.parts.owners() {
