@@ -705,7 +705,8 @@ mod short {
         fn visit_str<E: Error>(self, name: &str) -> Result<T, E> {
             let none = MapDeserializer::new(std::iter::empty::<(&str, u32)>());
             let named = MapDeserializer::new(std::iter::once((name, none)));
-            T::deserialize(MapAccessDeserializer::new(named))
+            // Where settings are missing, the name itself is at fault.
+            T::deserialize(MapAccessDeserializer::new(named)).or_else(|_: E| T::deserialize(name.into_deserializer()))
         }
 
         fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
@@ -757,12 +758,15 @@ mod short {
         json_schema!({ "anyOf": [{ "const": "auto" }, value] })
     }
 
-    /// The schema of `T`, or one of its names.
+    /// The schema of `T`, or one of its names that needs no settings.
     pub(super) fn schema<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
         let full = T::json_schema(generator);
         let variants = full.get("oneOf").and_then(|variants| variants.as_array()).cloned().unwrap_or_default();
-        let names = variants.iter().filter_map(|variant| variant["required"][0].as_str());
-        let names: Vec<String> = names.map(str::to_owned).collect();
+        let complete = |variant: &serde_json::Value| {
+            let name = variant["required"][0].as_str()?;
+            variant["properties"][name].get("required").is_none().then(|| name.to_owned())
+        };
+        let names: Vec<String> = variants.iter().filter_map(complete).collect();
         json_schema!({ "anyOf": [{ "enum": names }, full] })
     }
 }

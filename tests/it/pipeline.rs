@@ -243,6 +243,10 @@ fn choices() {
         "epochs: ${rows}",
         &[
             ("schedule: step", "26:17 [step] `step` needs a value | write `{ step: ... }`"),
+            (
+                "schedule: cosin",
+                "26:17 [cosin] expected `constant`, `step` or `cosine`, found `cosin` | did you mean `cosine`?",
+            ),
             ("schedule: { step: { epochs: 3 } }", "26:19 [step] key `factor` is missing"),
             (
                 "schedule: { step: { epochs: 0, factor: -1, fakt: 2 } }",
