@@ -34,7 +34,36 @@ const EVEN: f64 = 1.05;
 /// Up to so many executors every number is looked at, beyond only powers of two.
 const EACH: u32 = 64;
 
-/// What trials measured of a training, and where it is to run.
+/// Short trainings that nothing is kept of.
+#[derive(Clone)]
+pub(super) struct Trials {
+    /// One executor.
+    whole: Measured,
+    /// One executor, steps of half the rows.
+    half: Measured,
+    /// Two executors, where there can be two.
+    pair: Option<Measured>,
+}
+
+impl Trials {
+    /// The middle of several rounds, each kind of trial for itself.
+    pub fn middle(rounds: &[Self]) -> Option<Self> {
+        let of = |kind: fn(&Self) -> Option<Measured>| middle(rounds.iter().filter_map(kind).collect());
+        Some(Self {
+            whole: of(|round| Some(round.whole))?,
+            half: of(|round| Some(round.half))?,
+            pair: of(|round| round.pair),
+        })
+    }
+}
+
+/// The trial in the middle, by speed.
+pub(super) fn middle(mut trials: Vec<Measured>) -> Option<Measured> {
+    trials.sort_unstable_by(|a, b| a.rows_per_s().total_cmp(&b.rows_per_s()));
+    trials.get(trials.len() / 2).copied()
+}
+
+/// What trials say of a training, and where it is to run.
 #[derive(Clone)]
 pub(super) struct Probe {
     /// One executor.
@@ -142,7 +171,8 @@ impl Stages<'_> {
         if model.partition.choose {
             dealt.partition.count = self.partitions(model, dataset, &counts);
         }
-        let probe = self.probe(&dealt, features, dataset, most).await?;
+        let trials = self.trials(&dealt, features, dataset, most).await?;
+        let probe = self.probe(&dealt, features, dataset, &trials);
         self.finish("measure", &model.name, started);
         let open = if model.train.choose_sync { ways() } else { vec![(model.train.sync, model.train.compression)] };
         // The exact first, then the fewest executors.
@@ -188,20 +218,24 @@ impl Stages<'_> {
         even.or(best).map_or(least, |(count, _)| *count)
     }
 
-    /// Tries a training out, for a second or so each, on one executor and, where there can be two, on two.
-    pub async fn probe(
+    /// What is measured before a decision, a second or so each.
+    pub async fn trials(
         &mut self,
         model: &ModelPlan,
         features: &FittedFeatures,
         dataset: &Arc<Dataset>,
         most: u32,
-    ) -> Result<Probe, RunError> {
+    ) -> Result<Trials, RunError> {
         let whole = self.trial(model, features, dataset, 1).await?;
         let mut smaller = model.clone();
         smaller.train.batch = model.train.batch.div_ceil(2);
         let half = self.trial(&smaller, features, dataset, 1).await?;
         let pair = if most > 1 { Some(self.trial(model, features, dataset, 2).await?) } else { None };
-        let pair = pair.filter(|pair| pair.executors > 1);
+        Ok(Trials { whole, half, pair: pair.filter(|pair| pair.executors > 1) })
+    }
+
+    /// What trials say of a training.
+    pub fn probe(&self, model: &ModelPlan, features: &FittedFeatures, dataset: &Dataset, trials: &Trials) -> Probe {
         let train = &model.train;
         let setting = Setting {
             batch: train.batch,
@@ -211,8 +245,8 @@ impl Stages<'_> {
             cores: std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32),
             one_host: self.plan.run.launcher != Launcher::Static || self.fleet.hosts() == 1,
         };
-        let constants = Constants::new(&whole, &half, pair.as_ref(), &setting);
-        Ok(Probe { single: whole, constants, setting })
+        let constants = Constants::new(&trials.whole, &trials.half, trials.pair.as_ref(), &setting);
+        Probe { single: trials.whole, constants, setting }
     }
 
     /// Trains for a moment, and keeps nothing of it.

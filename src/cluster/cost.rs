@@ -132,11 +132,11 @@ impl Constants {
         } else {
             1.0
         };
-        let latency_s = pair.barrier_s / crowd;
+        let latency_s = pair.barrier_s;
         let bucket = setting.parameters * size_of::<f32>();
         let (messages, on_wire) = all_reduce(2, bucket as f64);
-        let byte_s = (pair.communicate_s / crowd - messages * latency_s).max(0.0) / on_wire;
-        let jitter_s = (pair.wait_s / crowd - latency_s).max(0.0) / greatest_of(2);
+        let byte_s = (pair.communicate_s - messages * latency_s).max(0.0) / crowd / on_wire;
+        let jitter_s = (pair.wait_s - latency_s).max(0.0) / greatest_of(2);
         Self { cores_power, latency_s, byte_s, jitter_s, ..alone }
     }
 
@@ -145,7 +145,7 @@ impl Constants {
         let executors = way.executors.max(1);
         let n = f64::from(executors);
         let cores = f64::from(setting.cores.max(1));
-        // Executors of a host beyond its cores take turns.
+        // Executors of a host beyond its cores take turns at what is work; while one waits, another works.
         let (crowd, per_row_s) = if setting.one_host {
             let own = f64::max(1.0, (cores / n).floor());
             (f64::max(1.0, n / cores), self.row_s * (cores / own).powf(self.cores_power))
@@ -162,10 +162,10 @@ impl Constants {
         let bytes = (setting.parameters * size_of::<f32>()) as f64;
         let exchange = |bytes: f64| {
             let (messages, on_wire) = all_reduce(executors, bytes);
-            crowd * (messages * self.latency_s + on_wire * self.byte_s)
+            messages * self.latency_s + crowd * on_wire * self.byte_s
         };
         let accounts = exchange(8.0 * (4.0 + n));
-        let wait_s = accounts + crowd * self.jitter_s * greatest_of(executors);
+        let wait_s = accounts + self.jitter_s * greatest_of(executors);
         match way.sync {
             SyncStrategy::AllReduce { batches } => {
                 let often = 1.0 / f64::from(batches.max(1));
@@ -189,12 +189,12 @@ impl Constants {
                 Predicted { compute: compute_s, wait: often * wait_s, communicate: communicate_s, update: update_s }
             }
             SyncStrategy::ParameterServer { servers, mode, .. } => {
-                let round_trip = crowd * (2.0 * self.latency_s + 2.0 * bytes * self.byte_s);
+                let round_trip = 2.0 * self.latency_s + crowd * 2.0 * bytes * self.byte_s;
                 // A server's wire carries all workers' numbers.
                 let served = crowd * n * 2.0 * bytes * self.byte_s / f64::from(servers.max(1));
                 let update_s = update_s / f64::from(servers.max(1));
                 if mode == ServerMode::Sync {
-                    let communicate_s = f64::max(round_trip, crowd * 2.0 * self.latency_s + served);
+                    let communicate_s = f64::max(round_trip, 2.0 * self.latency_s + served);
                     return Predicted {
                         compute: compute_s,
                         wait: wait_s,

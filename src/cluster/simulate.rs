@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{
     Aside, RunError,
-    choose::way_in_words,
+    choose::{Trials, middle, way_in_words},
     cost::{Constants, Predicted, Way},
     stages::Stages,
 };
@@ -85,7 +85,7 @@ pub struct CheckedFleet {
     pub executors: u32,
     /// Rows per second by the model.
     pub predicted: f64,
-    /// Rows per second, the middle of several trials.
+    /// Rows per second, the middle of several trials that took turns with those of the model.
     pub measured: f64,
 }
 
@@ -96,8 +96,9 @@ impl CheckedFleet {
     }
 }
 
-/// Trials of a checked fleet, of which the middle one counts.
-const TRIALS: usize = 3;
+/// Rounds of trials, the fleets to check among them, of which the middle ones count: a machine that
+/// others use is faster in one second than in the next.
+const ROUNDS: usize = 5;
 
 /// Predicts every model of the file, each executor having a replica.
 pub async fn simulate(aside: &Aside<'_>, options: &SimulateOptions) -> Result<Simulation, RunError> {
@@ -117,18 +118,24 @@ async fn simulate_model(
     dataset: &Arc<Dataset>,
 ) -> Result<SimulatedModel, RunError> {
     let started = stages.start("measure", &model.name, None, "trials");
-    let measured = stages.probe(model, features, dataset, stages.plan.run.executors).await?;
-    let mut checks = Vec::new();
-    for executors in &options.check {
-        let way = Way { executors: *executors, sync: SyncStrategy::default(), compression: Compression::None };
-        let mut speeds = Vec::new();
-        for _ in 0..TRIALS {
-            speeds.push(stages.trial(model, features, dataset, *executors).await?.rows_per_s());
+    let most = stages.plan.run.executors;
+    let mut rounds = Vec::new();
+    let mut checked = vec![Vec::new(); options.check.len()];
+    for _ in 0..ROUNDS {
+        rounds.push(stages.trials(model, features, dataset, most).await?);
+        for (executors, trials) in options.check.iter().zip(&mut checked) {
+            trials.push(stages.trial(model, features, dataset, *executors).await?);
         }
-        speeds.sort_unstable_by(f64::total_cmp);
-        let predicted = measured.rows_per_s(&way);
-        checks.push(CheckedFleet { executors: *executors, predicted, measured: speeds[TRIALS / 2] });
     }
+    let nothing = RunError::Protocol { what: "nothing was measured" };
+    let trials = Trials::middle(&rounds).ok_or(nothing)?;
+    let measured = stages.probe(model, features, dataset, &trials);
+    let checks = options.check.iter().zip(checked).filter_map(|(executors, trials)| {
+        let way = Way { executors: *executors, sync: SyncStrategy::default(), compression: Compression::None };
+        let predicted = measured.rows_per_s(&way);
+        Some(CheckedFleet { executors: *executors, predicted, measured: middle(trials)?.rows_per_s() })
+    });
+    let checks = checks.collect();
     stages.finish("measure", &model.name, started);
     let single_rows_per_s = measured.single.rows_per_s();
     let probe = options.link.map_or(measured.clone(), |link| measured.joined_by(link));
